@@ -1,6 +1,39 @@
-"""The run as typed values, and where each value comes from."""
+"""The run as typed values, and where each value comes from.
+
+`RunConfig` and its sections are the contract with the user; `load_run` builds one from a YAML file, the deck's
+environment variables and flags, and stops with one line a fault before anything starts.
+"""
 
 from polarlm.config.errors import UserError
+from polarlm.config.load import LoadedRun, dump_run, field_paths, load_run, load_run_folder, with_vocabulary
 from polarlm.config.model import ModelConfig, RopeScaling
+from polarlm.config.run import (
+    CheckpointConfig,
+    DataConfig,
+    LogConfig,
+    OptimizerConfig,
+    ParallelConfig,
+    RunConfig,
+    ScheduleConfig,
+    TrainConfig,
+)
 
-__all__ = ["ModelConfig", "RopeScaling", "UserError"]
+__all__ = [
+    "CheckpointConfig",
+    "DataConfig",
+    "LoadedRun",
+    "LogConfig",
+    "ModelConfig",
+    "OptimizerConfig",
+    "ParallelConfig",
+    "RopeScaling",
+    "RunConfig",
+    "ScheduleConfig",
+    "TrainConfig",
+    "UserError",
+    "dump_run",
+    "field_paths",
+    "load_run",
+    "load_run_folder",
+    "with_vocabulary",
+]

@@ -64,7 +64,9 @@ class ModelConfig(Section):
         filled.setdefault("kv_heads", filled["heads"])
         filled.setdefault("qkv_bias", filled.get("bias"))
         if "head_dim" not in filled and hidden and heads and hidden % heads:
-            raise ValueError(f"heads: hidden {hidden} is not a multiple of heads {heads}; {_nearest_divisor(hidden, heads)}")
+            raise ValueError(
+                f"heads: hidden {hidden} is not a multiple of heads {heads}; {_nearest_divisor(hidden, heads)}"
+            )
         filled.setdefault("head_dim", hidden // heads if hidden and heads else 1)
         filled.setdefault("ffn", default_ffn(filled.get("activation", "gelu"), hidden or 1))
         return filled

@@ -1,0 +1,61 @@
+"""The environment variables of the "LLMs on Polaris" workshop deck, as fields of a run."""
+
+from collections.abc import Mapping
+
+from polarlm.config.errors import UserError
+from polarlm.config.sources import Leaves, Value, parse_scalar
+
+_FIELDS = {
+    "MODEL_SIZE_KEY": "model.preset",
+    "SEQ_LEN": "train.seq_len",
+    "MICRO_BATCH": "train.micro_batch_size",
+    "GAS": "train.gradient_accumulation_steps",
+    "ZERO_STAGE": "parallel.zero_stage",
+    "MPSIZE": "parallel.tensor",
+    "PPSIZE": "parallel.pipeline",
+}
+_SEQUENCE_PARALLEL = ("megatron", "ds")
+
+
+def from_environment(environment: Mapping[str, str], devices: int) -> Leaves:
+    """The leaves that the deck's variables give; an empty variable is an unset one.
+
+    `SP_TYPE=megatron` without `MPSIZE` makes tensor = devices / PPSIZE; `SP_TYPE=ds` without `SPSIZE` makes
+    context = devices / PPSIZE by Ulysses, and tensor 1.
+
+    Args:
+        environment: the process's variables.
+        devices: the run's ranks, for the two degrees that the deck derives from the world size.
+
+    Raises:
+        UserError: an unknown `SP_TYPE`, or a degree that is no whole number.
+    """
+    given = {name: text for name, text in environment.items() if text.strip()}
+    leaves = {field: Value(parse_scalar(given[name]), name) for name, field in _FIELDS.items() if name in given}
+    if "SP_TYPE" in given:
+        leaves |= _sequence_parallel(given, devices)
+    return leaves
+
+
+def _sequence_parallel(given: Mapping[str, str], devices: int) -> Leaves:
+    kind = given["SP_TYPE"]
+    if kind not in _SEQUENCE_PARALLEL:
+        raise UserError(f"SP_TYPE: {kind!r} is unknown; known: {', '.join(_SEQUENCE_PARALLEL)}")
+    share = max(1, devices // _degree(given, "PPSIZE", 1))
+    if kind == "megatron":
+        return {"parallel.tensor": Value(_degree(given, "MPSIZE", share), "SP_TYPE")}
+    return {
+        "parallel.context": Value(_degree(given, "SPSIZE", share), "SP_TYPE"),
+        "parallel.context_method": Value("ulysses", "SP_TYPE"),
+        "parallel.tensor": Value(_degree(given, "MPSIZE", 1), "SP_TYPE"),
+    }
+
+
+def _degree(given: Mapping[str, str], name: str, default: int) -> int:
+    try:
+        degree = int(given.get(name, default))
+    except ValueError:
+        degree = 0
+    if degree < 1:
+        raise UserError(f"{name}: {given[name]!r} is not a whole number from 1")
+    return degree

@@ -1,0 +1,122 @@
+"""The arithmetic of layouts and batches: which products are possible, and what a run's open fields then become."""
+
+from typing import Any
+
+from polarlm.config.errors import UserError
+from polarlm.config.run import RunConfig
+
+# What the engine can do today; the rest is refused by name, never ignored.
+_AVAILABLE: dict[str, tuple[Any, ...]] = {
+    "parallel.zero_stage": (0,),
+    "parallel.tensor": (1,),
+    "parallel.pipeline": (1,),
+    "parallel.context": (1,),
+    "train.precision": ("fp32", "bf16"),
+    "train.recompute": ("none",),
+    "train.compile": (False,),
+}
+
+
+def resolve_layout(config: RunConfig, devices: int) -> RunConfig:
+    """The same run with ranks, steps and batch made explicit.
+
+    Args:
+        config: the run as given; `parallel.ranks`, one of the two batch fields and one of steps and tokens may be open.
+        devices: what `parallel.ranks` is by default (at least 1).
+
+    Raises:
+        UserError: a product that is impossible, or a part that is not available; one line a fault, each with
+            the field, the numbers and the nearest allowed value.
+    """
+    parallel = config.parallel
+    ranks = parallel.ranks or max(1, devices)
+    faults = _layout_faults(config, ranks)
+    if faults:
+        raise UserError("\n".join(faults))
+    data_parallel = ranks // (parallel.tensor * parallel.pipeline * parallel.context)
+    global_batch, accumulation = _batch(config, data_parallel)
+    _refuse_unavailable(config)
+
+    train = config.train
+    tokens_per_step = global_batch * train.seq_len
+    steps = train.steps or -(-(train.tokens or 0) // tokens_per_step)
+    if train.schedule.warmup_steps > steps:
+        raise UserError(
+            f"train.schedule.warmup_steps: {train.schedule.warmup_steps} is more than the run's {steps} steps "
+            f"({train.tokens} tokens at {tokens_per_step} a step)"
+        )
+    open_fields = {
+        "steps": steps,
+        "tokens": None,  # now said by steps
+        "global_batch_size": global_batch,
+        "gradient_accumulation_steps": accumulation,
+    }
+    return config.model_copy(
+        update={
+            "train": train.model_copy(update=open_fields),
+            "parallel": parallel.model_copy(update={"ranks": ranks}),
+        }
+    )
+
+
+def _layout_faults(config: RunConfig, ranks: int) -> list[str]:
+    model, train, parallel = config.model, config.train, config.parallel
+    product = parallel.tensor * parallel.pipeline * parallel.context
+    # Zig-zag ring attention gives each rank two chunks of the sequence, so that causal work is balanced.
+    shards = parallel.context * (2 if parallel.context_method == "ring" and parallel.context > 1 else 1)
+    faults = []
+    if ranks % product:
+        faults.append(
+            f"parallel.ranks: {ranks} is not a multiple of tensor {parallel.tensor} x pipeline {parallel.pipeline} "
+            f"x context {parallel.context} = {product}; nearest allowed: {_nearest_multiples(ranks, product)}"
+        )
+    for field, whole_name, whole, part_name, part in (
+        ("parallel.tensor", "model.heads", model.heads, "tensor", parallel.tensor),
+        ("parallel.tensor", "model.ffn", model.ffn, "tensor", parallel.tensor),
+        ("parallel.pipeline", "model.layers", model.layers, "pipeline", parallel.pipeline),
+        ("parallel.context", "train.seq_len", train.seq_len, "the sequence shards", shards),
+    ):
+        if whole % part:
+            nearest = min((d for d in range(1, whole + 1) if whole % d == 0), key=lambda d: abs(d - part))
+            faults.append(
+                f"{field}: {whole_name} {whole} is not a multiple of {part_name} {part}; nearest allowed: {nearest}"
+            )
+    return faults
+
+
+def _nearest_multiples(number: int, unit: int) -> str:
+    below, above = number // unit * unit, -(-number // unit) * unit
+    return " or ".join(str(multiple) for multiple in (below, above) if multiple)
+
+
+def _batch(config: RunConfig, data_parallel: int) -> tuple[int, int]:
+    """(global batch, microbatches a rank and step): global = micro x accumulation x data-parallel ranks."""
+    train = config.train
+    unit = train.micro_batch_size * data_parallel
+    equation = f"train.micro_batch_size {train.micro_batch_size} x data-parallel ranks {data_parallel}"
+    if train.global_batch_size is None:
+        accumulation = train.gradient_accumulation_steps or 1
+        return unit * accumulation, accumulation
+    if train.global_batch_size % unit:
+        raise UserError(
+            f"train.global_batch_size: {train.global_batch_size} is not a multiple of {equation} = {unit}; "
+            f"nearest allowed: {_nearest_multiples(train.global_batch_size, unit)}"
+        )
+    accumulation = train.global_batch_size // unit
+    if train.gradient_accumulation_steps not in (None, accumulation):
+        raise UserError(
+            f"train.gradient_accumulation_steps: {equation} x {train.gradient_accumulation_steps} = "
+            f"{unit * (train.gradient_accumulation_steps or 0)}, but train.global_batch_size is "
+            f"{train.global_batch_size}; leave one of the two out, or use {accumulation}"
+        )
+    return train.global_batch_size, accumulation
+
+
+def _refuse_unavailable(config: RunConfig) -> None:
+    for path, allowed in _AVAILABLE.items():
+        section, field = path.split(".")
+        value = getattr(getattr(config, section), field)
+        if value not in allowed:
+            raise UserError(f"{path}: {value} is not available yet; use {' or '.join(map(str, allowed))}")
+    if config.log.trackers:
+        raise UserError(f"log.trackers: {config.log.trackers[0]} is not available yet; leave it out")

@@ -1,0 +1,157 @@
+"""From the user's sources to one checked run."""
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from polarlm.config.deck import from_environment
+from polarlm.config.errors import UserError
+from polarlm.config.layout import resolve_layout
+from polarlm.config.run import RunConfig
+from polarlm.config.sources import Leaves, as_tree, from_flags, from_yaml, merge
+
+
+@dataclass(frozen=True)
+class LoadedRun:
+    """A checked run, and what its user should be told about how it came to be, a line each."""
+
+    config: RunConfig
+    notes: list[str]
+
+
+def load_run(
+    path: Path | None, *, environment: Mapping[str, str], flags: Sequence[str] = (), devices: int = 1
+) -> LoadedRun:
+    """Read a run: YAML file < the deck's environment variables < flags.
+
+    Args:
+        path: the run file, or None for a run given by variables and flags alone.
+        environment: the process's variables.
+        flags: raw words such as `["--train.seq-len", "2048"]`.
+        devices: ranks where `parallel.ranks` is not given.
+
+    Raises:
+        UserError: whatever is wrong, one line a fault, each with the field, where it was given, and the mend.
+    """
+    file_leaves = from_yaml(path) if path else {}
+    flag_leaves = from_flags(flags)
+    ranks = merge(file_leaves, flag_leaves).get("parallel.ranks")
+    world = ranks.value if ranks and isinstance(ranks.value, int) and ranks.value > 0 else devices
+    environment_leaves = from_environment(environment, world)
+
+    leaves = merge(file_leaves, environment_leaves, flag_leaves)
+    notes = [
+        f"{leaf.origin}={leaf.value} sets {key}" for key, leaf in environment_leaves.items() if leaves[key] is leaf
+    ]
+    config = _validate(leaves)
+    config = _with_origins(leaves, resolve_layout, config, devices)
+    config, raised = _with_positions(config)
+    return LoadedRun(config, notes + raised)
+
+
+def load_run_folder(folder: Path) -> RunConfig:
+    """The resolved configuration that a run wrote into its folder.
+
+    Raises:
+        UserError: the folder holds no run, or its config.yaml is damaged.
+    """
+    path = folder / "config.yaml"
+    if not path.exists():
+        raise UserError(f"{folder}: no config.yaml there, so this is not a run folder")
+    return _validate(from_yaml(path))
+
+
+def dump_run(config: RunConfig) -> str:
+    """The resolved run as YAML that `load_run` reads back to the same values; open fields are left out."""
+    return yaml.safe_dump(config.model_dump(mode="json", exclude_none=True), sort_keys=False)
+
+
+def with_vocabulary(config: RunConfig, vocab_size: int) -> RunConfig:
+    """The same run with `model.vocab_size` filled in from the tokenizer, or checked against it.
+
+    Raises:
+        UserError: `model.vocab_size` is smaller than the tokenizer's.
+    """
+    if config.model.vocab_size is None:
+        return config.model_copy(update={"model": config.model.model_copy(update={"vocab_size": vocab_size})})
+    if config.model.vocab_size < vocab_size:
+        raise UserError(f"model.vocab_size: {config.model.vocab_size} is less than the tokenizer's {vocab_size} ids")
+    return config
+
+
+def _with_positions(config: RunConfig) -> tuple[RunConfig, list[str]]:
+    """`model.max_positions` made explicit; a longer sequence raises it, and says so."""
+    longest, given = config.train.seq_len, config.model.max_positions
+    if given is not None and given >= longest:
+        return config, []
+    notes = [] if given is None else [f"model.max_positions raised from {given} to train.seq_len {longest}"]
+    return config.model_copy(update={"model": config.model.model_copy(update={"max_positions": longest})}), notes
+
+
+def _validate(leaves: Leaves) -> RunConfig:
+    try:
+        return RunConfig.model_validate(as_tree(leaves))
+    except ValidationError as error:
+        raise UserError("\n".join(_describe(fault, leaves) for fault in error.errors())) from None
+
+
+def _describe(fault: Any, leaves: Leaves) -> str:
+    """One pydantic fault as one line: where it was given, the field, what is wrong, the mend."""
+    path = ".".join(str(part) for part in fault["loc"] if not isinstance(part, int))
+    message = fault["msg"].removeprefix("Value error, ").replace("Input should be", "should be")
+    named = re.match(r"([a-z_.]+)(?:: | (?=is missing))", message)
+    if fault["type"] == "value_error" and named:
+        path, message = f"{path}.{named[1]}", message[named.end() :]
+    elif fault["type"] == "extra_forbidden":
+        message = f"unknown field{_near(path)}"
+    elif fault["type"] == "missing":
+        message = "is missing; `polarlm init run.yaml` writes a run file to start from"
+    elif not isinstance(fault["input"], dict):
+        message = f"{fault['input']!r}: {message[0].lower()}{message[1:]}"
+    return _placed(path, message, leaves)
+
+
+def _placed(path: str, message: str, leaves: Leaves) -> str:
+    """The origin before the message; a flag or variable is an origin of its own name."""
+    origin = next((leaf.origin for key, leaf in leaves.items() if key == path or key.startswith(f"{path}.")), None)
+    return f"{origin}: {path}: {message}" if origin else f"{path}: {message}"
+
+
+def _with_origins(leaves: Leaves, step: Any, *arguments: Any) -> Any:
+    try:
+        return step(*arguments)
+    except UserError as error:
+        faults = (fault.partition(": ") for fault in str(error).splitlines())
+        raise UserError("\n".join(_placed(path, message, leaves) for path, _, message in faults)) from None
+
+
+def _near(path: str) -> str:
+    known = field_paths(RunConfig)
+    last = path.rpartition(".")[2]
+    near = difflib.get_close_matches(path, known, n=1, cutoff=0.75) or [
+        other for other in known if other.rpartition(".")[2] == last
+    ]
+    return f"; did you mean {near[0]}?" if near else f"; known here: {', '.join(_siblings(path, known))}"
+
+
+def _siblings(path: str, known: Iterable[str]) -> list[str]:
+    parent = path.rpartition(".")[0]
+    return sorted({key.removeprefix(f"{parent}.").partition(".")[0] for key in known if key.startswith(parent)})
+
+
+def field_paths(section: type[BaseModel], prefix: str = "") -> dict[str, str]:
+    """Every field of a section, by its dotted path, with what it means."""
+    paths: dict[str, str] = {}
+    for name, field in section.model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            paths |= field_paths(inner, f"{prefix}{name}.")
+        else:
+            paths[f"{prefix}{name}"] = field.description or ""
+    return paths

@@ -1,0 +1,135 @@
+"""A run, as a user writes it: the sections of the YAML file and what each field means."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BeforeValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
+
+from polarlm.config.model import ModelConfig
+from polarlm.config.section import Section
+
+
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+class DataConfig(Section):
+    """Where the tokens come from."""
+
+    paths: Annotated[list[str], BeforeValidator(_as_list), Field(min_length=1)] = Field(
+        ["synthetic"], description="prefixes of indexed datasets, or `synthetic` for random ids"
+    )
+    tokenizer: str = Field("bytes", description="`bytes`, or a tokenizer's folder or file")
+    split: list[NonNegativeFloat] = Field(
+        [969, 30, 1], min_length=3, max_length=3, description="documents for training : validation : test"
+    )
+    mask_documents: bool = Field(False, description="tokens attend only within their own document")
+
+
+class OptimizerConfig(Section):
+    """What turns gradients into steps."""
+
+    name: Literal["adamw"] = Field("adamw", description="AdamW (arXiv 1711.05101), decay on matrices only")
+    lr: PositiveFloat = Field(3e-4, description="peak learning rate")
+    betas: tuple[float, float] = Field((0.9, 0.95), description="decay of the first and second moment")
+    eps: PositiveFloat = Field(1e-8, description="added to the root of the second moment")
+    weight_decay: NonNegativeFloat = Field(0.1, description="decoupled weight decay")
+    clip: NonNegativeFloat = Field(1.0, description="largest gradient norm; 0 is no clipping")
+
+
+class ScheduleConfig(Section):
+    """The learning rate over the run; warm-up is counted in optimizer steps."""
+
+    name: Literal["cosine", "constant"] = Field("cosine", description="shape after the warm-up")
+    warmup_steps: NonNegativeInt = Field(0, description="steps of linear warm-up; the peak is reached at this step")
+    min_lr: NonNegativeFloat = Field(0.0, description="learning rate at the end of the run")
+
+
+class TrainConfig(Section):
+    """How long, how much at a time, and how."""
+
+    steps: PositiveInt | None = Field(None, description="optimizer steps of the whole run")
+    tokens: PositiveInt | None = Field(None, description="length of the run in tokens, instead of steps")
+    seq_len: PositiveInt = Field(1024, description="sequence length S in tokens")
+    micro_batch_size: PositiveInt = Field(1, description="sequences a rank takes through the model at once")
+    global_batch_size: PositiveInt | None = Field(None, description="sequences an optimizer step takes, over all ranks")
+    gradient_accumulation_steps: PositiveInt | None = Field(None, description="microbatches a step; or the above")
+    precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="type of the matrix products")
+    recompute: Literal["none", "selective", "full"] = Field("none", description="activations recomputed in backward")
+    compile: bool = Field(False, description="compile each block with torch.compile")
+    init_from: str | None = Field(None, description="a run or checkpoint whose weights (only) this new run starts from")
+    optimizer: OptimizerConfig = OptimizerConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    eval_every: NonNegativeInt = Field(0, description="steps between evaluations; 0 is never")
+    eval_samples: PositiveInt | None = Field(None, description="validation sequences a pass; by default all of them")
+
+    @model_validator(mode="after")
+    def _check(self) -> "TrainConfig":
+        if (self.steps is None) == (self.tokens is None):
+            both = self.steps is not None
+            raise ValueError(
+                "tokens: give train.steps or train.tokens, not both"
+                if both
+                else "steps is missing: give train.steps or train.tokens"
+            )
+        if self.schedule.min_lr > self.optimizer.lr:
+            raise ValueError(f"schedule.min_lr: {self.schedule.min_lr} is above train.optimizer.lr {self.optimizer.lr}")
+        if self.steps is not None and self.schedule.warmup_steps > self.steps:
+            raise ValueError(
+                f"schedule.warmup_steps: {self.schedule.warmup_steps} is more than train.steps {self.steps}"
+            )
+        return self
+
+
+class ParallelConfig(Section):
+    """How the run is laid over the ranks; world = tensor x pipeline x context x data."""
+
+    ranks: PositiveInt | None = Field(None, description="processes; by default every device, or one on a CPU")
+    zero_stage: Literal[0, 1, 2, 3] = Field(0, description="what data-parallel ranks share out (arXiv 1910.02054)")
+    tensor: PositiveInt = Field(1, description="ranks that share each matrix")
+    pipeline: PositiveInt = Field(1, description="stages the layers are cut into")
+    pipeline_schedule: str = Field("1f1b", description="order in which stages take microbatches")
+    context: PositiveInt = Field(1, description="ranks that share each sequence")
+    context_method: Literal["ring", "ulysses"] = Field("ring", description="how attention crosses sequence shards")
+
+    @property
+    def data(self) -> int:
+        """Data-parallel ranks; only meaningful once `ranks` is resolved."""
+        assert self.ranks is not None
+        return self.ranks // (self.tensor * self.pipeline * self.context)
+
+
+class CheckpointConfig(Section):
+    """When the run is saved, and how many saves are kept."""
+
+    every: NonNegativeInt = Field(0, description="steps between checkpoints; 0 is at the end only")
+    keep_last: PositiveInt = Field(3, description="newest checkpoints kept")
+
+
+class LogConfig(Section):
+    """What a run tells."""
+
+    every: PositiveInt = Field(1, description="steps between lines of metrics.jsonl")
+    trackers: list[str] = Field([], description="services that follow the run, beside metrics.jsonl")
+
+
+class RunConfig(Section):
+    """A whole run."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.+=-]*$")] | None = Field(
+        None, description="run folder runs/<name>; by default a name that says model, layout and batch"
+    )
+    seed: NonNegativeInt = Field(1234, description="of weights, data order and dropout")
+    model: ModelConfig
+    data: DataConfig = DataConfig()
+    train: TrainConfig
+    parallel: ParallelConfig = ParallelConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    log: LogConfig = LogConfig()
