@@ -1,0 +1,141 @@
+"""The command line: a table of commands, one short module each.
+
+A command's module has `add_arguments(parser)` and `run(arguments) -> int | None`, and imports its room inside `run`.
+With `TAKES_CONFIG_FLAGS = True`, flags it did not declare are fields of the run (`--train.seq-len 2048`): they arrive
+untouched in `arguments.config_flags`. Only the module that is asked for is imported, so `polarlm --help` is instant.
+"""
+
+import argparse
+import importlib
+import os
+import sys
+import traceback
+from typing import NoReturn
+
+from polarlm import __version__
+
+__all__ = ["COMMANDS", "main"]
+
+# name: (module, what it does in one line)
+COMMANDS: dict[str, tuple[str, str]] = {
+    "init": ("polarlm.cli.init", "write a commented run file to start from"),
+    "tokenizer": ("polarlm.cli.tokenizer", "train a tokenizer on text"),
+    "data": ("polarlm.cli.data", "turn text into token ids, and look at them"),
+    "train": ("polarlm.cli.train", "train a model as a run file says, or go on with a run"),
+    "generate": ("polarlm.cli.generate", "let a trained model write"),
+    "report": ("polarlm.cli.report", "draw and sum up what a run did"),
+    "quickstart": ("polarlm.cli.quickstart", "from text to a model that writes, in a few minutes"),
+}
+
+USER_ERROR, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command and return its exit code: 0, 2 for a user's mistake, 130 after Ctrl-C."""
+    words, debug = _take_debug(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _dispatch(words, debug)
+        sys.stdout.flush()
+    except SystemExit as leaving:  # argparse leaves this way, after --help and after a wrong argument
+        return leaving.code if isinstance(leaving.code, int) else 0
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader of our output has gone (`| head`); Python's own last flush must not complain
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    return code
+
+
+def _dispatch(words: list[str], debug: bool) -> int:
+    if not words or words[0].startswith("-"):
+        parser = _front_page()
+        parser.parse_args(words)
+        parser.print_help()
+        return 0
+    name, rest = words[0], words[1:]
+    if name not in COMMANDS:
+        return _unknown_command(name)
+    return _run_command(name, rest, debug)
+
+
+def _run_command(name: str, words: list[str], debug: bool) -> int:
+    from polarlm.config import UserError  # brings the configuration's libraries, which `--help` does without
+
+    module_path, help_line = COMMANDS[name]
+    command = importlib.import_module(module_path)
+    parser = _Parser(prog=f"polarlm {name}", description=command.__doc__ or help_line)
+    command.add_arguments(parser)
+    config_flags: list[str] = []
+    if getattr(command, "TAKES_CONFIG_FLAGS", False):
+        words, config_flags = parser.split_config_flags(words)
+    arguments = parser.parse_args(words)
+    arguments.config_flags = config_flags
+    arguments.debug = debug
+    try:
+        return command.run(arguments) or 0
+    except UserError as error:
+        if debug:
+            traceback.print_exc()
+        print(f"error: {error}", file=sys.stderr)
+        return USER_ERROR
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse whose mistakes are one line like every other, and that knows its own flags from a run's fields."""
+
+    def __init__(self, **kwargs) -> None:
+        super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs)
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(USER_ERROR, f"error: {message} (see `{self.prog} --help`)\n")
+
+    def split_config_flags(self, words: list[str]) -> tuple[list[str], list[str]]:
+        """Part this command's own words from the flags it did not declare, each with its one value.
+
+        Taken out before argparse sees them, for it would read `--seed 7 run.yaml` as the run file `7`.
+        """
+        own: list[str] = []
+        config_flags: list[str] = []
+        waiting = list(words)
+        while waiting:
+            word = waiting.pop(0)
+            if word == "--":
+                own += [word, *waiting]
+                break
+            if not word.startswith("--") or word.partition("=")[0] in self._option_string_actions:
+                own.append(word)
+                continue
+            config_flags.append(word)
+            if "=" not in word and waiting and not waiting[0].startswith("--"):
+                config_flags.append(waiting.pop(0))
+        return own, config_flags
+
+
+def _front_page() -> argparse.ArgumentParser:
+    width = max(map(len, COMMANDS))
+    table = "\n".join(f"  {name:<{width}}  {help_line}" for name, (_, help_line) in COMMANDS.items())
+    parser = _Parser(
+        prog="polarlm",
+        usage="polarlm COMMAND [arguments]",
+        description="From raw text to a trained, evaluated and served language model.",
+        epilog=f"commands:\n{table}\n\n`polarlm COMMAND --help` says what a command takes.",
+    )
+    parser.add_argument("--version", action="version", version=f"polarlm {__version__}")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of a user's mistake too")
+    return parser
+
+
+def _take_debug(words: list[str]) -> tuple[list[str], bool]:
+    """`--debug` is accepted anywhere on the line, so it is taken out before any parser looks."""
+    end = words.index("--") if "--" in words else len(words)
+    flags = [word for word in words[:end] if word != "--debug"]
+    return flags + words[end:], len(flags) < end
+
+
+def _unknown_command(name: str) -> int:
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, COMMANDS, n=3, cutoff=0.5)
+    mend = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(COMMANDS)}"
+    print(f"error: no command {name!r}; {mend}", file=sys.stderr)
+    return USER_ERROR

@@ -1,0 +1,62 @@
+"""Which of several failed ranks is the cause, and what to show of it."""
+
+import re
+import signal
+from collections.abc import Sequence
+
+from polarlm.launch.process import RankProcess
+
+__all__ = ["choose_cause", "explain"]
+
+USER_ERROR = 2
+SHOWN_LINES = 60
+
+# torch puts the rank before each line of a traceback once its process group stands.
+RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
+
+# What a rank says that lost its peers: Gloo's, NCCL's and the store's words for it.
+LOST_PEER = re.compile(
+    r"connection (was )?(closed|reset|refused)|broken pipe|connection aborted|gloo|nccl"
+    r"|Dist(Backend|Network|Store)Error|collective",
+    re.IGNORECASE,
+)
+
+
+def choose_cause(processes: Sequence[RankProcess]) -> RankProcess:
+    """Return the first rank that failed, passing over those that only lost the connection to a peer."""
+    failed = sorted((process for process in processes if process.code), key=lambda process: process.ended_at)
+    causes = (process for process in failed if not LOST_PEER.search(_last_exception(process.logged())))
+    return next(causes, failed[0])
+
+
+def explain(process: RankProcess) -> str:
+    """Return what to show of a failed rank: a user's mistake as its one line, else the end of its log."""
+    lines = [RANK_PREFIX.sub("", line) for line in process.logged()]
+    if process.code == USER_ERROR:
+        starts = [number for number, line in enumerate(lines) if line.startswith("error: ")]
+        if starts:
+            return "\n".join(lines[starts[-1] :])
+    end = "\n".join(lines[-SHOWN_LINES:])
+    return (
+        f"{end}\nerror: rank {process.rank} on {process.host} {_fate(process.code)}; its log is {process.log}".lstrip()
+    )
+
+
+def _fate(code: int | None) -> str:
+    if code is None or code <= 128:
+        return f"failed with exit code {code}"
+    try:
+        name = signal.Signals(code - 128).name
+    except ValueError:
+        return f"failed with exit code {code}"
+    hint = " (the kernel does this when memory runs out)" if name == "SIGKILL" else ""
+    return f"was ended by {name}{hint}"
+
+
+def _last_exception(lines: Sequence[str]) -> str:
+    """Return the line that names the exception of the last traceback, or the last line when there is none."""
+    bare = [RANK_PREFIX.sub("", line) for line in lines]
+    headers = [number for number, line in enumerate(bare) if line.startswith("Traceback (most recent call last)")]
+    if not headers:
+        return bare[-1] if bare else ""
+    return next((line for line in bare[headers[-1] + 1 :] if line and not line[0].isspace()), "")

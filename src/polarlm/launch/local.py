@@ -1,0 +1,172 @@
+"""The ranks of one machine: plain processes that start together, and end together whatever happens."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from polarlm.config import UserError
+from polarlm.launch import guard
+from polarlm.launch.blame import choose_cause, explain
+from polarlm.launch.process import RankProcess
+
+__all__ = ["LISTEN_FD", "run_local"]
+
+# Rank 0 finds under this name a socket that listens on MASTER_PORT, for `TCPStore(master_listen_fd=...)`.
+LISTEN_FD = "POLARLM_LISTEN_FD"
+
+POLL_S = 0.05
+CAUSE_WINDOW_S = 1.0  # ranks that fail this soon after the first may be the cause as well as it
+GRACE_S = 5.0  # from SIGTERM to SIGKILL, once a rank has failed
+
+
+def run_local(command: list[str], ranks: int, log_folder: Path, environment: Mapping[str, str]) -> int:
+    """Run `command` as `ranks` processes of this machine, and return when none of them, nor of their children, is left.
+
+    Rank 0 writes to this process's standard output. Every rank's standard error, and the other ranks' output, goes to
+    `log_folder/<host>.<rank>.log`. A rank that fails ends the others, and the end of its log is shown. SIGTERM and
+    SIGUSR1 are passed on; Ctrl-C asks the ranks to stop with SIGTERM, a second one ends them at once.
+
+    Returns:
+        0 when every rank returned 0; else the code of the rank that failed first, 128 + n for a death by signal n;
+        130 after a second Ctrl-C.
+
+    Raises:
+        UserError: MASTER_ADDR is not an address of this machine, or MASTER_PORT no port.
+    """
+    log_folder.mkdir(parents=True, exist_ok=True)
+    started: list[RankProcess] = []
+    with _caught_signals() as arrived, _guarded() as guard_input:
+        try:
+            for process in _start(command, ranks, log_folder, environment):
+                started.append(process)
+                guard_input.write(f"{process.pid}\n")
+                guard_input.flush()
+            return _watch(started, arrived)
+        finally:
+            for process in started:
+                process.end()
+
+
+def _start(command: list[str], ranks: int, log_folder: Path, environment: Mapping[str, str]) -> Iterator[RankProcess]:
+    address, port, listener = _rendezvous(environment)
+    common = {
+        **environment,
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": environment.get("OMP_NUM_THREADS") or str(max(1, _cores() // ranks)),
+        "PYTHONUNBUFFERED": "1",
+    }
+    common.pop(LISTEN_FD, None)
+    for rank in range(ranks):
+        own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        if rank == 0 and listener:
+            own[LISTEN_FD] = str(listener.fileno())
+        yield RankProcess(command, rank, log_folder, common | own, listener if rank == 0 else None)
+        if rank == 0 and listener:
+            listener.close()  # rank 0 alone holds it now: should it die, the others are refused, not left waiting
+
+
+def _rendezvous(environment: Mapping[str, str]) -> tuple[str, int, socket.socket | None]:
+    """Return where the ranks meet: the user's own choice, or a port that is already ours, so that no other run has it.
+
+    Raises:
+        UserError: the address is not this machine's, or the port is not a number.
+    """
+    address = environment.get("MASTER_ADDR") or "127.0.0.1"
+    port = environment.get("MASTER_PORT")
+    if port:
+        if not (port.isdecimal() and 0 < int(port) < 65536):
+            raise UserError(f"MASTER_PORT={port!r} in the environment is not a port (1 to 65535): unset it, or mend it")
+        return address, int(port), None
+    try:
+        listener = socket.create_server((address, 0), backlog=1024)
+    except OSError as error:
+        raise UserError(f"MASTER_ADDR={address!r} is not an address of this machine ({error}): unset it") from error
+    return address, listener.getsockname()[1], listener
+
+
+def _watch(processes: list[RankProcess], arrived: deque[int]) -> int:
+    """Pass signals on and wait until all ranks have ended or one has failed; return the run's exit code."""
+    asked_to_stop: set[int] = set()
+    while True:
+        while arrived:
+            number = arrived.popleft()
+            if number == signal.SIGINT and number in asked_to_stop:
+                return 128 + number
+            _pass_on(number, processes)
+            asked_to_stop.add(number)
+        codes = [process.poll() for process in processes]
+        if any(codes):
+            return _end_after_failure(processes, arrived, asked_to_stop)
+        if None not in codes:
+            return 0
+        time.sleep(POLL_S)
+
+
+def _pass_on(number: int, processes: list[RankProcess]) -> None:
+    """Send a signal that reached us to each rank, once; Ctrl-C becomes the SIGTERM on which training saves and ends."""
+    if number == signal.SIGINT:
+        print("stopping: the ranks save and end; Ctrl-C again ends them at once", file=sys.stderr)
+        number = signal.SIGTERM
+    for process in processes:
+        process.send(number)
+
+
+def _end_after_failure(processes: list[RankProcess], arrived: deque[int], asked_to_stop: set[int]) -> int:
+    """Find and show the rank that failed first, end the others, and return its code."""
+    _wait(processes, CAUSE_WINDOW_S, arrived)
+    cause = choose_cause(processes)
+    # A rank that dies of a signal it was sent to stop with (it was still starting) has nothing to explain.
+    if not (asked_to_stop and cause.code in (128 + signal.SIGTERM, 128 + signal.SIGUSR1)):
+        print(explain(cause), file=sys.stderr, flush=True)
+    for process in processes:
+        process.send(signal.SIGTERM)
+    _wait(processes, GRACE_S, arrived)
+    return cause.code
+
+
+def _wait(processes: list[RankProcess], seconds: float, arrived: deque[int]) -> None:
+    """Wait until all have ended, the time is over, or a signal asks for haste."""
+    deadline = time.monotonic() + seconds
+    while None in [process.poll() for process in processes] and time.monotonic() < deadline and not arrived:
+        time.sleep(POLL_S)
+
+
+@contextmanager
+def _caught_signals() -> Iterator[deque[int]]:
+    """Collect the signals that ask a run to stop, instead of dying of them."""
+    arrived: deque[int] = deque()
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+    before = {number: signal.signal(number, lambda number, _: arrived.append(number)) for number in numbers}
+    try:
+        yield arrived
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _guarded():
+    """Have `guard.py` wait beside us, so that even our own SIGKILL leaves no rank; yields where to name the ranks."""
+    program = [sys.executable, "-I", "-S", guard.__file__]
+    waiting = subprocess.Popen(
+        program, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, start_new_session=True
+    )
+    try:
+        yield waiting.stdin
+    finally:
+        waiting.communicate("done\n")
+
+
+def _cores() -> int:
+    """Cores this process may run on, which a scheduler may have made fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
