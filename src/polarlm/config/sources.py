@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import yaml
 
@@ -31,9 +31,8 @@ Leaves = dict[str, Value]
 class _Loader(yaml.SafeLoader):
     """YAML 1.2 scalars: `1e-5` is a number, `on` and `12:30` are text."""
 
-    yaml_implicit_resolvers: ClassVar[dict[str, list[Any]]] = {}
 
-
+_Loader.yaml_implicit_resolvers = {}
 for _tag, _pattern, _first in (
     ("bool", r"^(?:true|True|TRUE|false|False|FALSE)$", "tTfF"),
     ("null", r"^(?:~|null|Null|NULL|)$", ["~", "n", "N", ""]),

@@ -1,0 +1,25 @@
+"""Arithmetic on a run: parameters, FLOPs, device peaks. No torch; the one place for every such formula."""
+
+from polarlm.plan.devices import DEVICE_PEAKS, DevicePeak, device_peak
+from polarlm.plan.flops import (
+    attention_score_flops,
+    block_forward_flops,
+    hardware_flops,
+    head_forward_flops,
+    megatron_tflops_per_device,
+    model_flops,
+)
+from polarlm.plan.parameters import count_parameters
+
+__all__ = [
+    "DEVICE_PEAKS",
+    "DevicePeak",
+    "attention_score_flops",
+    "block_forward_flops",
+    "count_parameters",
+    "device_peak",
+    "hardware_flops",
+    "head_forward_flops",
+    "megatron_tflops_per_device",
+    "model_flops",
+]
