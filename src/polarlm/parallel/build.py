@@ -1,0 +1,29 @@
+"""From a model's shape to this rank's part of it, ready to train: the one place where parallelism meets the model."""
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from polarlm.config import RunConfig
+from polarlm.model import Transformer, draw
+from polarlm.parallel.shard import distribute, shard
+from polarlm.parallel.world import World
+
+
+def build_model(config: RunConfig, mesh: DeviceMesh | None, world: World) -> Transformer:
+    """The run's model on this rank's device, with its initial weights.
+
+    It is laid out on the meta device first, so that no rank ever holds more than its part and one whole parameter.
+    """
+    with torch.device("meta"):
+        model = Transformer(config.model)
+    shard(model, model.blocks.values(), mesh)
+    model.to_empty(device=world.device.torch)
+    initialise(model, config)
+    return model.train()
+
+
+def initialise(model: nn.Module, config: RunConfig) -> None:
+    """Draw every parameter from (seed, its qualified name): equal for every layout."""
+    for name, parameter in model.named_parameters():
+        distribute(draw(name, parameter.shape, config.model, config.seed), parameter)

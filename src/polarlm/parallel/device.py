@@ -1,0 +1,52 @@
+"""The device a rank computes on: which one, its backend, its memory. Nothing else asks torch for these."""
+
+import resource
+from dataclasses import dataclass
+
+import torch
+
+_BACKENDS = {"cuda": "nccl", "xpu": "xccl", "cpu": "gloo"}
+
+
+@dataclass(frozen=True)
+class Device:
+    """One rank's device."""
+
+    torch: torch.device
+
+    @property
+    def backend(self) -> str:
+        """The process-group backend for tensors of this device."""
+        return _BACKENDS[self.torch.type]
+
+    @property
+    def name(self) -> str:
+        """What the device calls itself, such as `NVIDIA A100-SXM4-40GB`; `cpu` on a CPU."""
+        return "cpu" if self.torch.type == "cpu" else self._module.get_device_name(self.torch)
+
+    def synchronize(self) -> None:
+        """Wait until the device has done all it was given."""
+        if self.torch.type != "cpu":
+            self._module.synchronize(self.torch)
+
+    def peak_memory_bytes(self) -> int:
+        """Most memory held so far: allocated on an accelerator, resident in this process on a CPU."""
+        if self.torch.type != "cpu":
+            return self._module.max_memory_allocated(self.torch)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    @property
+    def _module(self):
+        return getattr(torch, self.torch.type)
+
+
+def local_device(local_rank: int) -> Device:
+    """The device of this machine's rank number `local_rank`: the accelerator of that number, else the CPU."""
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is None:
+        return Device(torch.device("cpu"))
+    visible = torch.accelerator.device_count()
+    # A launcher may show each rank only its own device, which is then number 0.
+    device = torch.device(accelerator.type, local_rank if visible > 1 else 0)
+    torch.accelerator.set_device_index(device.index)
+    return Device(device)
