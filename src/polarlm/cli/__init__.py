@@ -35,9 +35,7 @@ def main(argv: list[str] | None = None) -> int:
     words, debug = _take_debug(sys.argv[1:] if argv is None else argv)
     try:
         code = _dispatch(words, debug)
-        sys.stdout.flush()
-    except SystemExit as leaving:  # argparse leaves this way, after --help and after a wrong argument
-        return leaving.code if isinstance(leaving.code, int) else 0
+        sys.stdout.flush()  # here, where a broken pipe is caught
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:  # the reader of our output has gone (`| head`); Python's own last flush must not complain
@@ -47,15 +45,14 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _dispatch(words: list[str], debug: bool) -> int:
-    if not words or words[0].startswith("-"):
-        parser = _front_page()
-        parser.parse_args(words)
-        parser.print_help()
-        return 0
-    name, rest = words[0], words[1:]
-    if name not in COMMANDS:
-        return _unknown_command(name)
-    return _run_command(name, rest, debug)
+    try:
+        if not words or words[0].startswith("-"):
+            _front_page().parse_args(words or ["--help"])
+        if words[0] not in COMMANDS:
+            return _unknown_command(words[0])
+        return _run_command(words[0], words[1:], debug)
+    except SystemExit as leaving:  # argparse leaves this way, after --help and after a wrong argument
+        return leaving.code if isinstance(leaving.code, int) else 1
 
 
 def _run_command(name: str, words: list[str], debug: bool) -> int:
@@ -90,9 +87,10 @@ class _Parser(argparse.ArgumentParser):
         self.exit(USER_ERROR, f"error: {message} (see `{self.prog} --help`)\n")
 
     def split_config_flags(self, words: list[str]) -> tuple[list[str], list[str]]:
-        """Part this command's own words from the flags it did not declare, each with its one value.
+        """Part this command's own words from the flags it did not declare, each with the values after it.
 
-        Taken out before argparse sees them, for it would read `--seed 7 run.yaml` as the run file `7`.
+        Taken out before argparse sees them, for it would read `--seed 7 run.yaml` as the run file `7`. The values end
+        at the next flag or at a run file's name, `*.yaml`, which no field takes.
         """
         own: list[str] = []
         config_flags: list[str] = []
@@ -106,7 +104,7 @@ class _Parser(argparse.ArgumentParser):
                 own.append(word)
                 continue
             config_flags.append(word)
-            if "=" not in word and waiting and not waiting[0].startswith("--"):
+            while "=" not in word and waiting and not waiting[0].startswith("--") and not waiting[0].endswith(".yaml"):
                 config_flags.append(waiting.pop(0))
         return own, config_flags
 
