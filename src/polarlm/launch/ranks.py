@@ -93,13 +93,13 @@ def local_devices(environ: Mapping[str, str] = os.environ) -> int:
 
 
 def _visible(chosen: str | None, present: int) -> int:
-    """Apply CUDA_VISIBLE_DEVICES as the driver does: an empty list hides all, a wrong index all from there on."""
+    """Apply CUDA_VISIBLE_DEVICES as the driver does: an empty list hides all, a wrong entry all from there on."""
     if chosen is None or not present:
         return present
-    visible = 0
-    for device in chosen.split(","):
-        device = device.strip()
-        if not device or (device.lstrip("-").isdecimal() and not 0 <= int(device) < present):
-            break
-        visible += 1
-    return visible
+    devices = [device.strip() for device in chosen.split(",")]
+    wrong = (
+        number
+        for number, device in enumerate(devices)
+        if not (device.startswith(("GPU-", "MIG-")) or (device.isdecimal() and int(device) < present))
+    )
+    return next(wrong, len(devices))
