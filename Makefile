@@ -1,0 +1,47 @@
+# Each target makes its own environment when there is none, so that a fresh clone needs Python 3.11 and nothing else.
+#   make quickstart                  with the Python that is there
+#   make test PYTHON=python3.12      with another
+#   make check VENV=/tmp/polarlm     in an environment elsewhere
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help quickstart test check bench
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s%s\n", $$1, $$2 }' Makefile
+
+quickstart: $(READY) ## from text to a model that writes, in a few minutes
+	@$(BIN)/polarlm quickstart
+
+test: $(READY) ## every test
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests
+
+check: $(READY) ## style, format and types
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+bench: $(READY) ## how fast this machine trains a small model on random tokens
+	@$(BIN)/polarlm train --name bench --model.layers 4 --model.hidden 256 --model.heads 4 \
+	  --train.seq-len 256 --train.micro-batch-size 8 --train.steps 20
+
+# A torch that the chosen Python already has (often a site's own build, made for its accelerators) is used, not replaced:
+# its folders join the environment's path. This prints the line that does so, or nothing.
+SHARE_TORCH = import importlib.util as u, sys; u.find_spec("torch") and \
+  print("import site;", *(f"site.addsitedir({path!r});" for path in sys.path if path.endswith("-packages")))
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "error: $(PYTHON) is older than Python 3.11; name another: make PYTHON=python3.12" >&2; exit 2; }
+	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV)"
+	@$(PYTHON) -c '$(SHARE_TORCH)' > $(VENV)/share-torch.pth
+	@if test -s $(VENV)/share-torch.pth; then grep -v '^torch==' constraints.txt; else cat constraints.txt; fi \
+	  > $(VENV)/constraints.txt
+	@cp $(VENV)/share-torch.pth $(VENV)/lib/python3.*/site-packages/
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(VENV)/constraints.txt -e '.[test,dev]'
+	@touch $@
