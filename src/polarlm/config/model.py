@@ -41,7 +41,7 @@ class ModelConfig(Section):
     tied_embeddings: bool = Field(description="the output head is the token embedding")
     rope_base: PositiveFloat = Field(10000.0, description="base of the rotary frequencies (arXiv 2104.09864)")
     rope_scaling: RopeScaling | None = Field(None, description="Llama-3's stretching of the rotary frequencies")
-    dropout: float = Field(0.0, ge=0, lt=1, description="on the embedding and on what each sub-layer adds")
+    dropout: float = Field(0.0, ge=0, lt=1, description="on embedding, attention weights and what sub-layers add")
     init_std: PositiveFloat = Field(0.02, description="standard deviation of the initial weights")
 
     @model_validator(mode="before")
