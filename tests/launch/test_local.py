@@ -116,6 +116,23 @@ def test_two_runs_at_once_each_hold_their_own_port(launch):
     assert outputs[0][1] != outputs[1][1]
 
 
+def test_a_first_rank_that_is_gone_leaves_nobody_waiting_for_it(launch):
+    launcher = launch(
+        """
+        import socket
+        if RANK == 1:
+            time.sleep(0.5)
+            try:
+                socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))
+            except ConnectionRefusedError:
+                sys.exit(0)
+            sys.exit("connected to nobody")
+        """
+    )
+    launcher.communicate(timeout=20)
+    assert launcher.returncode == 0
+
+
 def test_a_port_and_address_the_user_set_are_kept(launch):
     text = "print(os.environ['MASTER_ADDR'], os.environ['MASTER_PORT'], 'POLARLM_LISTEN_FD' in os.environ)"
     launcher = launch(text, MASTER_ADDR="localhost", MASTER_PORT="45678", POLARLM_LISTEN_FD="99")
@@ -241,8 +258,7 @@ SAVES_ON_SIGTERM = """
 def save(number, frame):
     print("told", number, file=sys.stderr)
     time.sleep(0.3)
-    if number != signal.SIGUSR2:
-        sys.exit(0)
+    sys.exit(0)
 for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
     signal.signal(number, save)
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", sys.argv[0]])

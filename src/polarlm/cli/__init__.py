@@ -10,7 +10,7 @@ import importlib
 import os
 import sys
 import traceback
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from polarlm import __version__
 
@@ -80,7 +80,7 @@ def _run_command(name: str, words: list[str], debug: bool) -> int:
 class _Parser(argparse.ArgumentParser):
     """argparse whose mistakes are one line like every other, and that knows its own flags from a run's fields."""
 
-    def __init__(self, **kwargs) -> None:
+    def __init__(self, **kwargs: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs)
 
     def error(self, message: str) -> NoReturn:

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from polarlm.config import UserError
 from polarlm.launch import guard
@@ -125,6 +126,7 @@ def _end_after_failure(processes: list[RankProcess], arrived: deque[int], asked_
     """Find and show the rank that failed first, end the others, and return its code."""
     _wait(processes, CAUSE_WINDOW_S, arrived)
     cause = choose_cause(processes)
+    assert cause.code
     # A rank that dies of a signal it was sent to stop with (it was still starting) has nothing to explain.
     if not (asked_to_stop and cause.code in (128 + signal.SIGTERM, 128 + signal.SIGUSR1)):
         print(explain(cause), file=sys.stderr, flush=True)
@@ -155,12 +157,13 @@ def _caught_signals() -> Iterator[deque[int]]:
 
 
 @contextmanager
-def _guarded():
+def _guarded() -> Iterator[IO[str]]:
     """Have `guard.py` wait beside us, so that even our own SIGKILL leaves no rank; yields where to name the ranks."""
     program = [sys.executable, "-I", "-S", guard.__file__]
     waiting = subprocess.Popen(
         program, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, start_new_session=True
     )
+    assert waiting.stdin
     try:
         yield waiting.stdin
     finally:

@@ -67,7 +67,7 @@ def smooth(values: Sequence[float], reach: int) -> list[float]:
 def _draw_losses(panel: Axes, steps: list[Step]) -> None:
     training, validation = column(steps, "step", "loss"), column(steps, "step", "val_loss")
     if training:
-        at, losses = map(list, zip(*training, strict=True))
+        at, losses = zip(*training, strict=True)
         averages = smooth(losses, len(losses) // 40)
         alone = "o" if len(at) == 1 else None
         panel.plot(at, losses, color=TRAINING, alpha=0.28, linewidth=0.8)

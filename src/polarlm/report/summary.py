@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 
 from polarlm.report.metrics import Step, column, read_metrics
@@ -26,7 +27,7 @@ def summary(run_folder: Path) -> str:
 def _rows(steps: list[Step]) -> list[tuple[str, str]]:
     rows = [("steps", f"{steps[-1]['step']:,}")]
 
-    def add(name: str, key: str, form: str, pick, scale: float = 1.0) -> None:
+    def add(name: str, key: str, form: str, pick: Callable[[list[float]], float], scale: float = 1.0) -> None:
         values = [value for (value,) in column(steps, key)]
         if values:
             rows.append((name, form.format(pick(values) * scale)))
