@@ -1,0 +1,17 @@
+"""A model and its optimizer, on any mesh, to and from files that know no layout and run no code.
+
+A checkpoint is a folder `step-N`:
+
+    weights/        safetensors shards: each parameter under its one-process name
+    optimizer/      safetensors shards: each parameter's state, such as `<parameter>.exp_avg`
+    state.json      how far the run has come, the optimizer's numbers, the version of this format
+    complete.json   size and SHA-256 of every file above; written last, so without it there is no checkpoint
+
+`tensors` knows the shards; `weights` and `optimizer` what goes into them; `completeness` when to trust a folder;
+`folders` which ones there are and which to keep; `store` saves and loads a run's, and `load` hands out weights alone.
+"""
+
+from polarlm.checkpoint.load import load_model, load_weights
+from polarlm.checkpoint.store import Checkpoints
+
+__all__ = ["Checkpoints", "load_model", "load_weights"]

@@ -1,0 +1,71 @@
+"""When to trust a checkpoint's folder: the mark, written last, tells size and SHA-256 of every file."""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+MARK = "complete.json"
+
+
+def write_json(value: object, path: Path) -> None:
+    """Write `value` as JSON, and wait until the disk has it."""
+    path.write_text(json.dumps(value, indent=1), encoding="utf-8")
+    sync(path)
+
+
+def sync(path: Path) -> None:
+    """Wait until the disk has a file's content, or the names in a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def mark_complete(folder: Path) -> None:
+    """Wait until the disk has everything in `folder`, then put the mark there."""
+    files = _files(folder)
+    for path in (*files.values(), *{path.parent for path in files.values()}):
+        sync(path)
+    record = {name: {"bytes": path.stat().st_size, "sha256": _digest(path)} for name, path in files.items()}
+    write_json({"files": record}, folder / MARK)
+    sync(folder)
+
+
+def fault_of(folder: Path, with_digests: bool = False) -> str | None:
+    """Why the checkpoint in `folder` is not to be trusted, or None.
+
+    Args:
+        with_digests: read every byte, and not only the mark and the files' sizes.
+    """
+    try:
+        record = json.loads((folder / MARK).read_text(encoding="utf-8"))["files"]
+        expected = {name: (file["bytes"], file["sha256"]) for name, file in record.items()}
+    except FileNotFoundError:
+        return f"{MARK} is missing, so it was not written to its end"
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return f"{MARK} is damaged"
+    files = _files(folder)
+    # Names from the mark are only compared with what is there, so it cannot point outside.
+    if missing := sorted(expected.keys() - files.keys()):
+        return f"{missing[0]} is missing"
+    if added := sorted(name for name in files.keys() - expected.keys() if name.endswith(".safetensors")):
+        return f"{added[0]} was not written with it"
+    for name, (size, digest) in expected.items():
+        if files[name].stat().st_size != size:
+            return f"{name} has {files[name].stat().st_size} bytes, not the {size} that were written"
+        if with_digests and _digest(files[name]) != digest:
+            return f"{name} has other bytes than were written"
+    return None
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    """Every file below `folder` but the mark, by its path from there."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path for path in paths if path != folder / MARK}
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

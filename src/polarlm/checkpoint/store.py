@@ -1,0 +1,93 @@
+"""The checkpoints of one run: saved and loaded by all its ranks together."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from polarlm.checkpoint import folders
+from polarlm.checkpoint.completeness import fault_of, mark_complete, write_json
+from polarlm.checkpoint.optimizer import fill_optimizer, take_optimizer
+from polarlm.checkpoint.tensors import write_tensors
+from polarlm.checkpoint.weights import fill_weights, weights_of
+from polarlm.config import UserError
+from polarlm.parallel import World
+
+FORMAT = 1  # raised when an older PolarLM could not read what this one writes
+
+
+class Checkpoints:
+    """The folder of a run's checkpoints, which this run alone writes.
+
+    Every method is called by every rank, and gives or raises the same on each.
+    """
+
+    def __init__(self, folder: Path, keep_last: int, world: World) -> None:
+        """
+        Args:
+            folder: made at the first save.
+            keep_last: how many of the newest complete checkpoints a save leaves, at least 1.
+        """
+        assert keep_last >= 1, "a run keeps at least its last checkpoint"
+        self.folder = folder
+        self.keep_last = keep_last
+        self.world = world
+        if world.is_first:
+            folders.finish_interrupted(folder)
+
+    def save(self, step: int, model: nn.Module, optimizer: Optimizer, progress: dict[str, Any]) -> None:
+        """Write the checkpoint of `step`, and then delete older ones; killed at any moment, it leaves a complete one.
+
+        Args:
+            progress: how far the run has come, in what JSON can say; `progress` and `load` give it back.
+        """
+        partial = folders.partial_folder(self.folder, step)
+        if self.world.is_first:
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+        self.world.barrier()
+        arrays, record = take_optimizer(optimizer, model)
+        write_tensors(weights_of(model), partial / "weights")
+        write_tensors(arrays, partial / "optimizer")
+        if self.world.is_first:
+            write_json({"format": FORMAT, "progress": progress, "optimizer": record}, partial / "state.json")
+            mark_complete(partial)
+            folders.put_in_place(self.folder, step)
+            folders.keep_newest(self.folder, step, self.keep_last)
+        self.world.barrier()
+
+    def newest(self) -> int | None:
+        """The step of the newest complete checkpoint; a warning tells of each one that was passed over, and why."""
+        return self.world.from_first(folders.newest_complete(self.folder) if self.world.is_first else None)
+
+    def progress(self, step: int) -> dict[str, Any]:
+        """What `save` was told of the run's progress.
+
+        Raises:
+            UserError: that checkpoint is not complete, or a later PolarLM wrote it.
+        """
+        return self._state(step)["progress"]
+
+    def load(self, step: int, model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
+        """Fill the model and the optimizer in place, under whatever layout they were saved, and return the progress.
+
+        Raises:
+            UserError: as `progress`; or the model or the optimizer has other parameters than the saved ones.
+        """
+        state, folder = self._state(step), folders.step_folder(self.folder, step)
+        fill_weights(model, folder / "weights")
+        fill_optimizer(optimizer, model, folder / "optimizer", state["optimizer"])
+        return state["progress"]
+
+    def _state(self, step: int) -> dict[str, Any]:
+        folder = folders.step_folder(self.folder, step)
+        fault = self.world.from_first(fault_of(folder) if self.world.is_first else None)
+        if fault is not None:
+            raise UserError(f"{folder}: not a complete checkpoint, {fault}; choose another step")
+        state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+        if state["format"] > FORMAT:
+            raise UserError(f"{folder}: written by a later PolarLM (format {state['format']}); update to read it")
+        return state
