@@ -6,11 +6,23 @@ polarlm generate runs/demo --prompt "Once upon" --temperature 0.8 --max-tokens 1
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from polarlm.data import Tokenizer
+    from polarlm.model import Transformer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
-    parser.add_argument("run", nargs="?", type=Path, default=Path("runs/latest"), help="run folder (runs/latest)")
+    parser.add_argument(
+        "run",
+        type=Path,
+        nargs="?",
+        default=Path("runs/latest"),
+        metavar="RUN",
+        help="a run's folder, or its name (default: runs/latest)",
+    )
     parser.add_argument(
         "--prompt", action="append", help="text to go on from; repeat it for more; without it, the model starts freely"
     )
@@ -46,12 +58,14 @@ def run(arguments: argparse.Namespace) -> None:
         print(f"{prompt}{completion.text}\n")
 
 
-def _open_run(folder: Path, step: int | None):
+def _open_run(folder: Path, step: int | None) -> "tuple[Transformer, Tokenizer]":
     """The run's trained model, and the tokenizer it was trained with."""
     from polarlm.checkpoint import load_model
     from polarlm.config import UserError
     from polarlm.data import load_tokenizer
 
+    by_name = Path("runs") / folder
+    folder = by_name if not folder.exists() and by_name.exists() else folder
     if not folder.is_dir():
         raise UserError(f"{folder}: no such run folder; give one, such as runs/demo, or train first")
     return load_model(folder, step), load_tokenizer(folder / "tokenizer")
