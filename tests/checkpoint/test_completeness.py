@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import random
 import shutil
+import signal
 import time
 
 import pytest
@@ -135,7 +136,7 @@ def test_the_format_of_a_later_version_is_refused(checkpoints, monkeypatch):
 
 def test_killed_at_any_moment_nothing_saved_is_lost(alone, tmp_path):
     fork = multiprocessing.get_context("fork")
-    saved = fork.Value("q", 0)
+    last, count = fork.Value("q", 0), fork.Value("q", 0)
     folder = tmp_path / "checkpoints"
 
     def live(first):
@@ -144,22 +145,28 @@ def test_killed_at_any_moment_nothing_saved_is_lost(alone, tmp_path):
         model = Constant()
         for step in range(first, first + 10**6):
             model.save(checkpoints, step)
-            saved.value = step
+            last.value = step
+            count.value += 1
 
     chance = random.Random(0)
     for _ in range(20):
+        count.value = 0
         # Each life first saves again the step that it starts from.
-        life = fork.Process(target=live, args=(saved.value or 1,))
+        life = fork.Process(target=live, args=(last.value or 1,))
         life.start()
-        time.sleep(chance.uniform(0, 0.06))
+        saves = chance.randrange(3)
+        while life.is_alive() and count.value < saves:
+            time.sleep(0.0005)
+        time.sleep(chance.uniform(0, 0.02))
         life.kill()
         life.join()
+        assert life.exitcode == -signal.SIGKILL
         checkpoints = Checkpoints(folder, keep_last=1, world=alone)
         newest = checkpoints.newest() or 0
-        assert newest >= saved.value
+        assert newest >= last.value
         assert newest == 0 or loaded(checkpoints, newest) == newest
-        saved.value = newest
-    assert saved.value > 20
+        last.value = newest
+    assert last.value > 1
 
 
 @pytest.mark.parametrize("renamed_before", range(4))

@@ -172,6 +172,15 @@ def test_every_optimizer_goes_on_as_if_nothing_had_been(optimizer, alone, tmp_pa
     assert_same(everything(model, optimizer_there), everything(resumed, optimizer_here))
 
 
+def test_nothing_remains_of_the_state_before_a_load(alone, tmp_path):
+    model, optimizer = build()
+    checkpoints = Checkpoints(tmp_path, keep_last=1, world=alone)
+    checkpoints.save(0, model, optimizer, {})
+    straight = train(model, optimizer, range(3))
+    checkpoints.load(0, model, optimizer)
+    assert train(model, optimizer, range(3)) == straight
+
+
 def test_numbers_of_groups_come_back_and_switches_stay(alone, tmp_path):
     def two_groups(parameters, fused, **numbers):
         matrices, vectors = [], []
