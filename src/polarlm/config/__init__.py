@@ -5,8 +5,10 @@ environment variables and flags, and stops with one line a fault before anything
 """
 
 from polarlm.config.errors import UserError
-from polarlm.config.load import LoadedRun, dump_run, field_paths, load_run, load_run_folder, with_vocabulary
+from polarlm.config.layout import default_name
+from polarlm.config.load import LoadedRun, dump_run, field_paths, load_run, load_run_folder, with_tokenizer
 from polarlm.config.model import ModelConfig, RopeScaling
+from polarlm.config.resume import check_same_run
 from polarlm.config.run import (
     CheckpointConfig,
     DataConfig,
@@ -31,9 +33,11 @@ __all__ = [
     "ScheduleConfig",
     "TrainConfig",
     "UserError",
+    "check_same_run",
+    "default_name",
     "dump_run",
     "field_paths",
     "load_run",
     "load_run_folder",
-    "with_vocabulary",
+    "with_tokenizer",
 ]

@@ -72,17 +72,18 @@ def dump_run(config: RunConfig) -> str:
     return yaml.safe_dump(config.model_dump(mode="json", exclude_none=True), sort_keys=False)
 
 
-def with_vocabulary(config: RunConfig, vocab_size: int) -> RunConfig:
-    """The same run with `model.vocab_size` filled in from the tokenizer, or checked against it.
+def with_tokenizer(config: RunConfig, tokenizer: str, vocab_size: int) -> RunConfig:
+    """The same run with `data.tokenizer` explicit, and `model.vocab_size` filled in from it or checked against it.
 
     Raises:
         UserError: `model.vocab_size` is smaller than the tokenizer's.
     """
-    if config.model.vocab_size is None:
-        return config.model_copy(update={"model": config.model.model_copy(update={"vocab_size": vocab_size})})
-    if config.model.vocab_size < vocab_size:
-        raise UserError(f"model.vocab_size: {config.model.vocab_size} is less than the tokenizer's {vocab_size} ids")
-    return config
+    model = config.model
+    if model.vocab_size is not None and model.vocab_size < vocab_size:
+        raise UserError(f"model.vocab_size: {model.vocab_size} is less than the {vocab_size} ids of {tokenizer}")
+    model = model.model_copy(update={"vocab_size": model.vocab_size or vocab_size})
+    data = config.data.model_copy(update={"tokenizer": tokenizer})
+    return config.model_copy(update={"model": model, "data": data})
 
 
 def _with_positions(config: RunConfig) -> tuple[RunConfig, list[str]]:

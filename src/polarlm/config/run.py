@@ -26,7 +26,9 @@ class DataConfig(Section):
     paths: Annotated[list[str], BeforeValidator(_as_list), Field(min_length=1)] = Field(
         ["synthetic"], description="prefixes of indexed datasets, or `synthetic` for random ids"
     )
-    tokenizer: str = Field("bytes", description="`bytes`, or a tokenizer's folder or file")
+    tokenizer: str | None = Field(
+        None, description="`bytes`, or a tokenizer's folder or file; by default the one the data was prepared with"
+    )
     split: list[NonNegativeFloat] = Field(
         [969, 30, 1], min_length=3, max_length=3, description="documents for training : validation : test"
     )

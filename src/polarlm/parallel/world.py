@@ -38,6 +38,13 @@ class World:
         if self.size > 1:
             dist.barrier()
 
+    def gather(self, value: object) -> list[object]:
+        """Every rank's `value`, in the order of the ranks, on every rank; a small picklable thing."""
+        values = [value] * self.size
+        if self.size > 1:
+            dist.all_gather_object(values, value)
+        return values
+
     def from_first(self, value: object) -> object:
         """The first rank's `value`, on every rank; a small picklable thing."""
         if self.size == 1:

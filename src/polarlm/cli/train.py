@@ -1,0 +1,131 @@
+"""Train a model as a run file says, or go on with a run.
+
+polarlm train run.yaml                             every field of the file is a flag too:
+polarlm train run.yaml --train.steps 500 --parallel.ranks 2
+polarlm train run.yaml --resume                    go on from the run's newest checkpoint
+polarlm train runs/demo --resume                   the same, by the run's folder
+"""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from polarlm.config import RunConfig
+
+TAKES_CONFIG_FLAGS = True
+_RUNS = Path("runs")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the run file and what is done with it; a run's fields are taken as flags without being declared."""
+    parser.add_argument("run", type=Path, nargs="?", metavar="RUN", help="a run file, or a run's folder")
+    parser.add_argument("--resume", action="store_true", help="go on with the run; start it if it has not begun")
+    parser.add_argument("--show-config", action="store_true", help="print the resolved run, and train nothing")
+    parser.epilog = _describe_fields()
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Check everything, start the ranks, and at the end draw and sum up what they did."""
+    from polarlm.config import UserError, dump_run, load_run
+    from polarlm.launch import local_devices, rank_from, run_local
+
+    if rank_from(os.environ):
+        raise UserError("RANK: another launcher has started this process, but PolarLM starts its own ranks; unset RANK")
+    is_folder = arguments.run is not None and arguments.run.is_dir()
+    loaded = load_run(
+        arguments.run / "config.yaml" if is_folder else arguments.run,
+        environment=os.environ,
+        flags=arguments.config_flags,
+        devices=local_devices(),
+    )
+    config = _complete(loaded.config)
+    for note in loaded.notes:
+        print(f"note: {note}", file=sys.stderr)
+    if arguments.show_config:
+        print(dump_run(config), end="")
+        return 0
+
+    folder = (arguments.run if is_folder else _find_run(config)) if arguments.resume else None
+    folder = _prepare_folder(config, folder)
+    print(f"{folder}: {_introduce(config)}", flush=True)
+    code = run_local(
+        [sys.executable, "-m", "polarlm.train", str(folder)], config.parallel.ranks, folder / "logs", os.environ
+    )
+    if code == 0:
+        _conclude(folder)
+    return code
+
+
+def _complete(config: "RunConfig") -> "RunConfig":
+    """Fill in what the data and its tokenizer decide, and find out now whether they can be used."""
+    from polarlm.config import default_name, with_tokenizer
+    from polarlm.data import load_tokenizer, open_split, tokenizer_of
+
+    tokenizer = config.data.tokenizer or tokenizer_of(config.data)
+    config = with_tokenizer(config, tokenizer, load_tokenizer(tokenizer).vocab_size)
+    splits = ("train", "validation") if config.train.eval_every else ("train",)
+    for split in splits:
+        open_split(config.data, config.train.seq_len, config.seed, split, config.model.vocab_size)
+    return config.model_copy(update={"name": config.name or default_name(config)})
+
+
+def _find_run(config: "RunConfig") -> Path | None:
+    """The newest run of this name, or None where it has not begun."""
+    from polarlm.config import load_run_folder
+    from polarlm.launch import run_folder
+
+    newest = run_folder.find(_RUNS, config.name)
+    if newest is None or load_run_folder(newest).name == config.name:
+        return newest
+    return _RUNS / config.name if (_RUNS / config.name).is_dir() else None
+
+
+def _prepare_folder(config: "RunConfig", existing: Path | None) -> Path:
+    """The run's folder with its resolved configuration and its tokenizer: a new one, or one to go on in.
+
+    Raises:
+        UserError: the run to go on with is not this one.
+    """
+    from polarlm.config import check_same_run, dump_run, load_run_folder
+    from polarlm.data import load_tokenizer
+    from polarlm.launch import run_folder
+
+    if existing is None:
+        folder = run_folder.create(_RUNS, config.name)
+        load_tokenizer(config.data.tokenizer).save(folder / "tokenizer")
+    else:
+        folder = existing
+        check_same_run(load_run_folder(folder), config)
+    aside = folder / ".config.yaml.partial"
+    aside.write_text(dump_run(config), encoding="utf-8")
+    os.replace(aside, folder / "config.yaml")
+    run_folder.announce(folder)
+    return folder
+
+
+def _introduce(config: "RunConfig") -> str:
+    from polarlm.plan import count_parameters
+
+    train, ranks = config.train, config.parallel.ranks
+    return (
+        f"{count_parameters(config.model):,} parameters, {train.steps} steps of {train.global_batch_size} x "
+        f"{train.seq_len} tokens, on {ranks} rank{'s' * (ranks > 1)}"
+    )
+
+
+def _conclude(folder: Path) -> None:
+    from polarlm.report import draw_loss, summary
+
+    print(f"\n{summary(folder)}")
+    print(f"\nloss drawn: {draw_loss(folder)}")
+
+
+def _describe_fields() -> str:
+    from polarlm.config import RunConfig, field_paths
+
+    fields = {f"--{path.replace('_', '-')}": meaning for path, meaning in field_paths(RunConfig).items()}
+    width = max(map(len, fields))
+    return "fields of a run, each a flag:\n" + "\n".join(f"  {flag:<{width}}  {text}" for flag, text in fields.items())

@@ -1,0 +1,43 @@
+"""One rank of a run: `python -m polarlm.train RUN_FOLDER`, started by a launcher.
+
+The folder is all it is told: the resolved run in config.yaml, and the checkpoints to go on from, if there are any.
+"""
+
+import logging
+import os
+import sys
+from pathlib import Path
+
+from polarlm.config import UserError, load_run_folder
+from polarlm.launch import LISTEN_FD, Rank, rank_from
+from polarlm.parallel import join_world
+from polarlm.train.loop import fit
+from polarlm.train.run import open_run
+
+
+def main() -> int:
+    """Join the other ranks, train, and part; 2 for a user's mistake."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
+    folder = Path(sys.argv[1])
+    place = rank_from(os.environ) or Rank(0, 1, 0, 1, None, None)
+    listen_fd = os.environ.get(LISTEN_FD)
+    try:
+        with join_world(
+            place.rank,
+            place.world,
+            place.local_rank,
+            place.master_addr or "127.0.0.1",
+            place.master_port or 0,
+            int(listen_fd) if listen_fd else None,
+        ) as world:
+            fit(open_run(folder, load_run_folder(folder), world))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.exit(code)

@@ -1,0 +1,39 @@
+"""`metrics.jsonl`: what a run did, one object a step."""
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+
+class MetricsLog:
+    """The file of a run's metrics, written by one rank."""
+
+    def __init__(self, path: Path, after_step: int) -> None:
+        """Open for the steps after `after_step`; lines of later steps, which a resume takes again, are cut off."""
+        _keep_until(path, after_step)
+        self._file = path.open("a", encoding="utf-8")
+
+    def write(self, line: dict[str, Any]) -> None:
+        """Append one object; a value that JSON has no number for (NaN, infinity) is written as null."""
+        self._file.write(json.dumps({key: _as_json(value) for key, value in line.items()}) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _as_json(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _keep_until(path: Path, step: int) -> None:
+    """Rewrite the file, whole or not at all, without the lines of later steps and without a half-written end."""
+    if not path.exists():
+        return
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
+    aside = path.with_suffix(".partial")
+    aside.write_text("".join(line for line in lines if json.loads(line)["step"] <= step), encoding="utf-8")
+    os.replace(aside, path)

@@ -1,0 +1,141 @@
+"""A run in memory: everything the loop works with, built from the run's folder."""
+
+import hashlib
+import json
+import logging
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from polarlm.checkpoint import Checkpoints, load_weights
+from polarlm.config import RunConfig, UserError
+from polarlm.data import IndexedDataset, Samples, SyntheticSamples, load_tokenizer, open_split
+from polarlm.model import Transformer
+from polarlm.parallel import World, build_mesh, build_model
+from polarlm.train.environment import describe_environment
+from polarlm.train.metrics import MetricsLog
+from polarlm.train.optimizer import build_optimizer
+from polarlm.train.validation import Validation
+
+_log = logging.getLogger("polarlm.train")
+
+
+@dataclass
+class Progress:
+    """How far a run has come. This, the weights and the moments are all there is to resume from."""
+
+    step: int = 0
+    samples: int = 0
+    tokens: int = 0
+    loss: float | None = None
+
+
+@dataclass
+class Run:
+    """One rank's view of a run."""
+
+    config: RunConfig
+    world: World
+    model: Transformer
+    optimizer: Optimizer
+    samples: Samples | SyntheticSamples
+    validation: Validation | None
+    checkpoints: Checkpoints
+    progress: Progress
+    metrics: MetricsLog | None  # on the first rank only
+    data_record: dict[str, Any]
+
+    def save(self) -> None:
+        """Write a checkpoint of the present step; every rank calls."""
+        record = asdict(self.progress) | {"config": self.config.model_dump(mode="json"), "data": self.data_record}
+        self.checkpoints.save(self.progress.step, self.model, self.optimizer, record)
+
+
+def open_run(folder: Path, config: RunConfig, world: World) -> Run:
+    """Build the run of a folder, at its newest complete checkpoint if it has one, else at its beginning.
+
+    Raises:
+        UserError: the data or the tokenizer cannot be used, or is not what the checkpoint was trained on.
+    """
+    model = build_model(config, build_mesh(config.parallel, world), world)
+    optimizer = build_optimizer(model, config.train.optimizer)
+    checkpoints = Checkpoints(folder / "checkpoints", config.checkpoint.keep_last, world)
+    data_record = _record_data(config)
+    progress = _resume(checkpoints, model, optimizer, data_record)
+    if progress is None:
+        progress = Progress()
+        if config.train.init_from:
+            load_weights(Path(config.train.init_from), model)
+    environment = describe_environment(config.parallel, world)
+    if world.is_first:
+        _write_json(folder / "environment.json", environment)
+    return Run(
+        config=config,
+        world=world,
+        model=model,
+        optimizer=optimizer,
+        samples=open_split(config.data, config.train.seq_len, config.seed, "train", config.model.vocab_size),
+        validation=_open_validation(config, folder),
+        checkpoints=checkpoints,
+        progress=progress,
+        metrics=MetricsLog(folder / "metrics.jsonl", progress.step) if world.is_first else None,
+        data_record=data_record,
+    )
+
+
+def seed_dropout(seed: int, step: int, rank: int) -> None:
+    """Let a rank's dropout in a step depend on (seed, step, rank) alone, so that a resumed run repeats it."""
+    digest = hashlib.sha256(f"dropout:{seed}:{step}:{rank}".encode()).digest()
+    torch.manual_seed(int.from_bytes(digest[:4], "little"))
+
+
+def _resume(
+    checkpoints: Checkpoints, model: Transformer, optimizer: Optimizer, data_record: dict[str, Any]
+) -> Progress | None:
+    step = checkpoints.newest()
+    if step is None:
+        return None
+    saved_data = checkpoints.progress(step)["data"]
+    for name, digest in data_record.items():
+        if saved_data.get(name) != digest:
+            raise UserError(
+                f"{name}: the run was trained on data with digest {saved_data.get(name)}, and finds {digest}; "
+                "bring the old data back, or start a new run with train.init_from"
+            )
+    # The moments are the checkpoint's; the numbers (decay, betas) are the configuration's, as config.yaml says them.
+    numbers = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    record = checkpoints.load(step, model, optimizer)
+    for group, own in zip(optimizer.param_groups, numbers, strict=True):
+        group.update(own)
+    return Progress(**{name: record[name] for name in Progress.__dataclass_fields__})
+
+
+def _record_data(config: RunConfig) -> dict[str, Any]:
+    """What identifies the tokens a run trains on: each dataset's digest from its manifest, and the tokenizer's."""
+    if config.data.paths == ["synthetic"]:
+        return {}
+    record = {"data.tokenizer": load_tokenizer(config.data.tokenizer).digest}
+    for path in config.data.paths:
+        manifest = IndexedDataset(path).manifest or {}
+        files = manifest.get("files", {})
+        record[f"data.paths: {path}"] = {name: entry["sha256"] for name, entry in sorted(files.items())}
+    return record
+
+
+def _open_validation(config: RunConfig, folder: Path) -> Validation | None:
+    if not config.train.eval_every:
+        return None
+    samples = open_split(config.data, config.train.seq_len, config.seed, "validation", config.model.vocab_size)
+    is_text = config.data.paths != ["synthetic"]
+    token_bytes = load_tokenizer(str(folder / "tokenizer")).token_bytes() if is_text else None
+    return Validation(samples, config.train.eval_samples, token_bytes, config.data.mask_documents)
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    aside = path.with_suffix(".partial")
+    aside.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    os.replace(aside, path)

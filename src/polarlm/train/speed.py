@@ -1,0 +1,66 @@
+"""What a step's time means: tokens and FLOPs a second, and the share of the device's peak."""
+
+import time
+from typing import Any
+
+import torch
+
+from polarlm.config import RunConfig
+from polarlm.parallel import Device
+from polarlm.plan import device_peak, hardware_flops, megatron_tflops_per_device, model_flops
+
+
+class Speedometer:
+    """Turns the seconds of a step into the numbers of `metrics.jsonl`.
+
+    Everything is counted from the global batch and the whole sequence, then shared over all devices; so a tensor- or
+    sequence-parallel rank never counts its group's work as its own.
+    """
+
+    def __init__(self, config: RunConfig, device: Device) -> None:
+        train, ranks = config.train, config.parallel.ranks
+        self._config, self._ranks = config, ranks
+        self._tokens = train.global_batch_size * train.seq_len
+        self._model_flops = model_flops(config.model, self._tokens, train.seq_len)
+        self._hardware_flops = hardware_flops(config.model, self._tokens, train.seq_len, recompute=train.recompute)
+        self.peak_tflops = peak_tflops(device, train.precision)
+
+    def measure(self, seconds: float) -> dict[str, Any]:
+        """The rates of one step that took `seconds`."""
+        train = self._config.train
+        model_tflops = self._model_flops / seconds / self._ranks / 1e12
+        return {
+            "step_time_s": seconds,
+            "samples_per_sec": train.global_batch_size / seconds,
+            "tokens_per_sec": self._tokens / seconds,
+            "tokens_per_sec_per_device": self._tokens / seconds / self._ranks,
+            "model_tflops_per_device": model_tflops,
+            "hardware_tflops_per_device": self._hardware_flops / seconds / self._ranks / 1e12,
+            "megatron_tflops_per_device": megatron_tflops_per_device(
+                self._config.model,
+                train.global_batch_size,
+                train.seq_len,
+                seconds=seconds,
+                devices=self._ranks,
+                recompute=train.recompute,
+            ),
+            "mfu": model_tflops / self.peak_tflops,
+        }
+
+
+def peak_tflops(device: Device, precision: str) -> float:
+    """The device's peak matrix rate: from the table of known devices, else the best of a few products here and now."""
+    known = device_peak(device.name)
+    return known.tflops(precision) if known else _measured_tflops(device)
+
+
+def _measured_tflops(device: Device, size: int = 1024, tries: int = 8) -> float:
+    """Best rate of a square fp32 product; on a CPU with this rank's threads, while the other ranks measure theirs."""
+    left, right = torch.rand(2, size, size, device=device.torch).unbind()
+    best = float("inf")
+    for _ in range(tries):
+        start = time.perf_counter()
+        torch.mm(left, right)
+        device.synchronize()
+        best = min(best, time.perf_counter() - start)
+    return 2 * size**3 / best / 1e12
