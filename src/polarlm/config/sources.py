@@ -86,10 +86,11 @@ def from_yaml(path: Path) -> Leaves:
         loader.dispose()
 
 
-def _walk(loader: _Loader, node: yaml.Node, path: Path, prefix: tuple[str, ...]) -> Iterator[tuple[str, Value]]:
-    if not isinstance(node, yaml.MappingNode):
-        origin = f"{path}:{node.start_mark.line + 1}"
-        yield ".".join(prefix), Value(loader.construct_object(node, deep=True), origin)
+def _walk(loader: _Loader, node: Any, path: Path, prefix: tuple[str, ...]) -> Iterator[tuple[str, Value]]:
+    if node.tag != "tag:yaml.org,2002:map":
+        value = loader.construct_object(node, deep=True)  # a tag that YAML itself does not know is refused here
+        if value is not None:  # an empty value, or a section whose lines are all commented out, is not given
+            yield ".".join(prefix), Value(value, f"{path}:{node.start_mark.line + 1}")
         return
     for key_node, value_node in node.value:
         # A mapping inside a list is a value; a mapping under a key is a section.

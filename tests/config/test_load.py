@@ -1,0 +1,209 @@
+"""From file, variables and flags to one checked run: order, meaning, and what is said when something is wrong."""
+
+import time
+
+import pytest
+
+from polarlm.cli import main
+from polarlm.config import ModelConfig, UserError, check_same_run, dump_run, load_run, load_run_folder
+
+RUN = """\
+name: demo
+model: {family: llama, layers: 4, hidden: 64, heads: 4}
+train:
+  steps: 10
+  seq_len: 64
+  micro_batch_size: 2
+parallel: {ranks: 2}
+"""
+
+
+@pytest.fixture
+def load(tmp_path):
+    path = tmp_path / "run.yaml"
+
+    def load(*flags, text=RUN, environment=None, devices=1):
+        path.write_text(text)
+        return load_run(path, environment=environment or {}, flags=flags, devices=devices)
+
+    return load
+
+
+@pytest.mark.parametrize("text", ["1e-5", "1.0e-5", "0.00001", '"1e-5"', "1E-5"])
+def test_every_spelling_of_a_number_is_that_number(load, text):
+    for_flag = load("--train.optimizer.lr", text.strip('"')).config
+    assert for_flag.train.optimizer.lr == 1e-5
+    in_yaml = load(text=RUN.replace("train:\n", f"train:\n  optimizer: {{lr: {text}}}\n")).config
+    assert in_yaml.train.optimizer.lr == 1e-5
+
+
+def test_file_then_environment_then_flags(load):
+    assert load().config.train.seq_len == 64
+    loaded = load(environment={"SEQ_LEN": "128"})
+    assert loaded.config.train.seq_len == 128
+    assert loaded.notes == ["SEQ_LEN=128 sets train.seq_len"]
+    loaded = load("--train.seq-len", "256", environment={"SEQ_LEN": "128"})
+    assert loaded.config.train.seq_len == 256
+    assert loaded.notes == []
+
+
+def test_an_empty_variable_is_an_unset_one(load):
+    assert load(environment={"SEQ_LEN": "", "GAS": " ", "SP_TYPE": ""}).config == load().config
+
+
+def test_model_flag_is_short_for_the_preset():
+    loaded = load_run(None, environment={}, flags=["--model", "GPT125M", "--train.steps", "5", "--model.layers", "2"])
+    model = loaded.config.model
+    assert (model.layers, model.hidden, model.heads, model.ffn) == (2, 768, 16, 3072)
+
+
+def test_yaml_words_that_only_look_like_booleans_and_times_stay_text(load):
+    assert load(text=RUN.replace("demo", "on")).config.name == "on"
+
+
+def test_a_longer_sequence_raises_max_positions_and_says_so(load):
+    loaded = load("--model.max-positions", "32")
+    assert loaded.config.model.max_positions == 64
+    assert loaded.notes == ["model.max_positions raised from 32 to train.seq_len 64"]
+
+
+def test_batch_is_micro_times_accumulation_times_data_parallel(load):
+    train = load("--train.global-batch-size", "12").config.train
+    assert train.gradient_accumulation_steps == 3
+    assert load("--train.gradient-accumulation-steps", "4").config.train.global_batch_size == 16
+    assert load().config.train.global_batch_size == 4
+
+
+def test_tokens_are_a_length_too(load):
+    text = RUN.replace("steps: 10", "tokens: 10e3")
+    assert load(text=text).config.train.steps == 40  # ceil(10000 / (4 x 64))
+
+
+def test_the_resolved_run_reads_back_to_itself(load, tmp_path):
+    config = load("--train.global-batch-size", "12", "--model.rope-scaling.factor", "4").config
+    (tmp_path / "config.yaml").write_text(dump_run(config))
+    assert load_run_folder(tmp_path) == config
+
+
+WRONG = {  # what the user gives -> words that the message must hold
+    "unknown field": (["--train.seq-length", "5"], ["train.seq_length", "did you mean train.seq_len"]),
+    "unknown section": (["--trian.steps", "5"], ["trian", "train"]),
+    "text for a number": (["--train.steps", "many"], ["train.steps", "'many'"]),
+    "fraction for a count": (["--train.steps", "10.5"], ["train.steps", "10.5"]),
+    "negative": (["--model.layers", "-1"], ["model.layers", "-1"]),
+    "zero": (["--train.seq-len", "0"], ["train.seq_len"]),
+    "not finite": (["--train.optimizer.lr", "nan"], ["train.optimizer.lr"]),
+    "unknown choice": (["--train.precision", "fp8"], ["train.precision", "bf16"]),
+    "unknown preset": (["--model", "GPT13"], ["GPT13B"]),
+    "batch that does not divide": (
+        ["--train.global-batch-size", "10"],
+        ["train.global_batch_size", "10", "micro_batch_size 2", "ranks 2", "8 or 12"],
+    ),
+    "batch that does not multiply": (
+        ["--train.global-batch-size", "8", "--train.gradient-accumulation-steps", "3"],
+        ["train.gradient_accumulation_steps", "12", "8", "use 2"],
+    ),
+    "heads": (["--model.heads", "5"], ["model.heads", "64", "5", "nearest allowed: 4"]),
+    "kv heads": (["--model.kv-heads", "3"], ["model.kv_heads", "3", "nearest allowed: 2"]),
+    "odd head for rotary": (["--model.heads", "64"], ["model.head_dim", "even"]),
+    "tensor does not divide heads": (["--parallel.tensor", "3", "--parallel.ranks", "3"], ["heads 4", "tensor 3"]),
+    "pipeline does not divide layers": (["--parallel.pipeline", "3", "--parallel.ranks", "3"], ["layers 4", "3"]),
+    "context does not divide the sequence": (
+        ["--parallel.context", "3", "--parallel.ranks", "3"],
+        ["parallel.context", "64", "6"],
+    ),
+    "world is no multiple": (["--parallel.tensor", "4"], ["parallel.ranks", "2", "tensor 4", "nearest allowed: 4"]),
+    "not available": (["--parallel.tensor", "2"], ["parallel.tensor", "not available yet"]),
+    "zero stage": (["--parallel.zero-stage", "3"], ["parallel.zero_stage", "not available yet"]),
+    "both lengths": (["--train.tokens", "5"], ["train.tokens", "train.steps"]),
+    "warm-up longer than the run": (["--train.schedule.warmup-steps", "11"], ["warmup_steps", "11", "10"]),
+    "value for a section": (["--train", "5"], ["train"]),
+    "path in a name": (["--name", "../x"], ["name"]),
+    "split of two": (["--data.split", "1", "2"], ["data.split"]),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_values_stop_at_once_with_the_field_and_the_mend(case, tmp_path, capsys):
+    flags, words = WRONG[case]
+    path = tmp_path / "run.yaml"
+    path.write_text(RUN)
+    start = time.monotonic()
+    code = main(["train", str(path), *flags])
+    assert time.monotonic() - start < 2
+    message = capsys.readouterr().err
+    assert code == 2
+    assert "Traceback" not in message
+    for word in words:
+        assert word in message
+    assert all(len(line) < 400 for line in message.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("train:\n  steps: x\n", ["run.yaml:2", "train.steps"]),
+        ("train:\n  steps: 5\n  steps: 6\n", ["run.yaml:3", "train.steps", "twice", "run.yaml:2"]),
+        ("train: [1, 2\n", ["run.yaml:2"]),
+        ("- a\n", ["run.yaml:1"]),
+        ("train:\n  stepps: 5\n", ["run.yaml:2", "train.stepps", "train.steps"]),
+        ("a: &a [1]\nb: !!python/object:os.system {}\n", ["run.yaml:2"]),
+    ],
+)
+def test_messages_name_file_and_line(load, text, words):
+    with pytest.raises(UserError) as error:
+        load(text=text)
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_a_section_left_empty_is_not_given(load):
+    assert load(text=RUN + "data:\nlog:\n  every:\n").config == load().config
+
+
+def test_a_file_that_is_not_there_or_not_text(tmp_path):
+    with pytest.raises(UserError, match="no such file; `polarlm init"):
+        load_run(tmp_path / "nothing.yaml", environment={})
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UserError, match="cannot be read"):
+        load_run(tmp_path / "binary.yaml", environment={})
+
+
+def test_the_decks_variables(load):
+    megatron = {"MODEL_SIZE_KEY": "GPT125M", "SEQ_LEN": "32", "MICRO_BATCH": "1", "GAS": "2", "ZERO_STAGE": "0"}
+    config = load_run(None, environment=megatron, flags=["--train.steps", "1"]).config
+    assert (config.model.preset, config.train.seq_len, config.train.gradient_accumulation_steps) == ("GPT125M", 32, 2)
+    with pytest.raises(UserError, match="SP_TYPE: 'deepspeed' is unknown; known: megatron, ds"):
+        load(environment={"SP_TYPE": "deepspeed"})
+    with pytest.raises(UserError, match="SP_TYPE: parallel.tensor: 2 is not available"):
+        load(environment={"SP_TYPE": "megatron"})
+    with pytest.raises(UserError, match="SP_TYPE: parallel.context: 2 is not available"):
+        load(environment={"SP_TYPE": "ds"})
+
+
+def test_a_resumed_run_keeps_what_decides_its_result(load):
+    before = load().config
+    check_same_run(
+        before, load("--train.steps", "20", "--parallel.ranks", "1", "--train.global-batch-size", "4").config
+    )
+    for flags, field in (
+        (["--model.layers", "2"], "model.layers: 4 in the run, 2 now"),
+        (["--seed", "1"], "seed: 1234 in the run, 1 now"),
+        (["--train.seq-len", "32"], "train.seq_len"),
+        (["--train.global-batch-size", "8"], "train.global_batch_size: 4 in the run, 8 now"),
+        (["--data.tokenizer", "other"], "data.tokenizer"),
+    ):
+        with pytest.raises(UserError, match=r"train\.init_from") as error:
+            check_same_run(before, load(*flags).config)
+        assert field in str(error.value)
+
+
+def test_a_familys_switches_can_be_overridden_one_by_one():
+    model = ModelConfig(family="gpt", layers=1, hidden=64, heads=4, norm="rmsnorm", activation="swiglu")
+    assert (model.norm, model.activation, model.position_embedding, model.bias) == (
+        "rmsnorm",
+        "swiglu",
+        "learned",
+        True,
+    )
+    assert model.ffn == 192  # 8/3 x 64 rounded up to a multiple of 64
