@@ -68,4 +68,4 @@ def _open_run(folder: Path, step: int | None) -> "tuple[Transformer, Tokenizer]"
     folder = by_name if not folder.exists() and by_name.exists() else folder
     if not folder.is_dir():
         raise UserError(f"{folder}: no such run folder; give one, such as runs/demo, or train first")
-    return load_model(folder, step), load_tokenizer(folder / "tokenizer")
+    return load_model(folder, step), load_tokenizer(str(folder / "tokenizer"))
