@@ -1,0 +1,144 @@
+"""Turn text into token ids, and look at them.
+
+polarlm data prepare corpus/ --tokenizer data/tokenizer --output data/text
+polarlm data inspect data/text
+polarlm data compress data/text                    what gzip and xz make of its validation documents
+"""
+
+import argparse
+import os
+import time
+from pathlib import Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the verbs."""
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="prepare | inspect | compress")
+
+    prepare = verbs.add_parser("prepare", help="text to PREFIX.bin, PREFIX.idx and PREFIX.json")
+    prepare.add_argument("inputs", nargs="+", metavar="INPUT", help="a folder, .txt .md .py .rst .jsonl, or `stdlib`")
+    prepare.add_argument("--tokenizer", required=True, help="`bytes`, or a folder or file")
+    prepare.add_argument("--output", type=Path, required=True, metavar="PREFIX", help="path without ending")
+    prepare.add_argument("--workers", type=_at_least_one, default=os.cpu_count(), help="processes (all cores)")
+    prepare.add_argument("--text-key", default="text", help="where a JSON line holds its text (text)")
+    prepare.add_argument("--bad-lines", choices=["error", "skip"], default="error", help="stop at one, or leave it out")
+    prepare.add_argument(
+        "--append-eod", action=argparse.BooleanOptionalAction, default=True, help="end each document with its token"
+    )
+
+    inspect = verbs.add_parser("inspect", help="statistics, and the first documents as text")
+    inspect.add_argument("prefix", metavar="PREFIX")
+    inspect.add_argument("--documents", type=int, default=3, metavar="N", help="documents to show (3)")
+    inspect.add_argument("--tokenizer", help="by default the one it was prepared with")
+
+    compress = verbs.add_parser("compress", help="what gzip -9 and xz -9 make of a part: the numbers to beat")
+    compress.add_argument("prefix", metavar="PREFIX")
+    compress.add_argument("--split", default="969,30,1", help="documents for training, validation, test (969,30,1)")
+    compress.add_argument("--which", choices=["train", "validation", "test"], default="validation")
+    compress.add_argument("--window-bytes", type=_at_least_one, help="compress pieces of this size, too")
+    compress.add_argument("--tokenizer", help="by default the one it was prepared with")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Do what the verb says."""
+    {"prepare": _prepare, "inspect": _inspect, "compress": _compress}[arguments.verb](arguments)
+
+
+def _at_least_one(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return number
+
+
+def _prepare(arguments: argparse.Namespace) -> None:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    from polarlm.data import prepare
+
+    console = Console(stderr=True)
+    columns = (BarColumn(), TextColumn("{task.percentage:.0f} %"), TransferSpeedColumn(), TimeRemainingColumn())
+    start = time.monotonic()
+    with Progress(TextColumn("reading"), *columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("")
+        manifest = prepare(
+            arguments.inputs,
+            arguments.tokenizer,
+            arguments.output,
+            workers=arguments.workers,
+            text_key=arguments.text_key,
+            bad_lines=arguments.bad_lines,
+            append_eod=arguments.append_eod,
+            on_progress=lambda done, whole, documents: bar.update(task, completed=done, total=whole),
+        )
+    seconds = time.monotonic() - start
+    skipped = f", skipped {manifest['skipped']}" if manifest["skipped"] else ""
+    bad = f" ({manifest['skipped_bad']} of them bad)" if manifest["skipped_bad"] else ""
+    print(
+        f"{arguments.output}: {manifest['documents']:,} documents, {manifest['tokens']:,} tokens, "
+        f"{manifest['bytes'] / manifest['tokens']:.2f} bytes a token{skipped}{bad}; "
+        f"{manifest['bytes'] / seconds / 1e6:.1f} MB/s"
+    )
+
+
+def _inspect(arguments: argparse.Namespace) -> None:
+    import numpy as np
+
+    from polarlm.data import IndexedDataset
+
+    dataset = IndexedDataset(arguments.prefix)
+    if not dataset.documents:
+        print(f"{arguments.prefix}: no documents")
+        return
+    starts = dataset.document_starts()
+    lengths = np.diff(starts)
+    print(f"documents       {dataset.documents:,}")
+    print(f"tokens          {dataset.tokens:,} ({dataset.dtype.name})")
+    print(f"tokens a document  {lengths.min():,} to {lengths.max():,}, median {int(np.median(lengths)):,}")
+    for key in ("bytes", "skipped"):
+        if dataset.manifest and key in dataset.manifest:
+            print(f"{key:<15} {dataset.manifest[key]:,}")
+    tokenizer = _tokenizer_of(dataset, arguments.tokenizer)
+    for number in range(min(arguments.documents, dataset.documents)):
+        ids = dataset.document(number)
+        text = tokenizer.decode(ids[:200].tolist())
+        more = " ..." if len(ids) > 200 else ""
+        print(f"\ndocument {number} ({len(ids):,} tokens):\n{text}{more}")
+
+
+def _compress(arguments: argparse.Namespace) -> None:
+    from polarlm.config import UserError
+    from polarlm.data import IndexedDataset, compressed_bits_per_byte, split_documents
+
+    try:
+        proportions = [float(share) for share in arguments.split.split(",")]
+        if len(proportions) != 3 or min(proportions) < 0 or not sum(proportions) > 0:
+            raise ValueError
+    except ValueError:
+        raise UserError(f"--split {arguments.split}: is three proportions, such as 969,30,1") from None
+    dataset = IndexedDataset(arguments.prefix)
+    ranges = dict(zip(("train", "validation", "test"), split_documents(dataset.documents, proportions), strict=True))
+    first, stop = ranges[arguments.which]
+    if first == stop:
+        raise UserError(f"--split {arguments.split}: leaves no {arguments.which} document of {dataset.documents}")
+    tokenizer = _tokenizer_of(dataset, arguments.tokenizer)
+    text = "".join(tokenizer.decode(dataset.document(number).tolist()) for number in range(first, stop)).encode()
+    print(f"{arguments.which} text: {stop - first:,} documents, {len(text):,} bytes")
+    print(f"{'bits per byte':<28}{'gzip -9':>8}{'xz -9':>8}")
+    windows = {"the whole text": None}
+    if arguments.window_bytes:
+        windows[f"in windows of {arguments.window_bytes:,} bytes"] = arguments.window_bytes
+    for name, window in windows.items():
+        bits = compressed_bits_per_byte(text, window)
+        print(f"{name:<28}{bits['gzip']:>8.3f}{bits['xz']:>8.3f}")
+
+
+def _tokenizer_of(dataset, named: str | None):
+    from polarlm.config import UserError
+    from polarlm.data import load_tokenizer
+
+    recorded = (dataset.manifest or {}).get("tokenizer", {}).get("path")
+    if not (named or recorded):
+        raise UserError(f"{dataset.prefix}: does not say how it was prepared; name its --tokenizer")
+    return load_tokenizer(named or recorded)

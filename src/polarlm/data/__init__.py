@@ -1,0 +1,36 @@
+"""From text to this rank's batches: documents, token ids on disk, samples by arithmetic, a loader that reads ahead.
+
+`tokenizer` turns text into ids; `readers` and `prepare` turn files into an indexed dataset, `indexed` reads and writes
+its format; `samples` cuts it without an index, `loader` hands out batches. No torch: arrays are numpy's.
+"""
+
+from polarlm.data.compress import compressed_bits_per_byte
+from polarlm.data.indexed import IndexedDataset, IndexedWriter, pointers_of, smallest_dtype
+from polarlm.data.loader import Batch, Loader, batch_of, open_split, tokenizer_of
+from polarlm.data.prepare import prepare
+from polarlm.data.readers import read_texts
+from polarlm.data.samples import Samples, SyntheticSamples, permute, split_documents
+from polarlm.data.tokenizer import TextStream, Tokenizer, load_tokenizer, train_tokenizer
+
+__all__ = [
+    "Batch",
+    "IndexedDataset",
+    "IndexedWriter",
+    "Loader",
+    "Samples",
+    "SyntheticSamples",
+    "TextStream",
+    "Tokenizer",
+    "batch_of",
+    "compressed_bits_per_byte",
+    "load_tokenizer",
+    "open_split",
+    "permute",
+    "pointers_of",
+    "prepare",
+    "read_texts",
+    "smallest_dtype",
+    "split_documents",
+    "tokenizer_of",
+    "train_tokenizer",
+]

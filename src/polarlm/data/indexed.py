@@ -1,0 +1,187 @@
+"""Token ids on disk: Megatron-LM's indexed dataset, `PREFIX.bin` and `PREFIX.idx`, little-endian.
+
+`.idx`: 9 bytes `MMIDIDX\\0\\0`; u64 version 1; u8 dtype code; u64 number of sequences; u64 length of the document index;
+int32 sizes in tokens; int64 pointers, byte offsets into `.bin`; int64 document index, one entry more than documents.
+`.bin`: the ids, one sequence after the other.
+"""
+
+import json
+import os
+import struct
+from array import array
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from polarlm.config import UserError
+
+_MAGIC = b"MMIDIDX\x00\x00"
+_VERSION = 1
+_HEADER = struct.Struct("<9sQBQQ")
+_DTYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.uint16}  # the integer ones
+_CODES = {np.dtype(dtype): code for code, dtype in _DTYPES.items()}
+
+
+def smallest_dtype(vocab_size: int) -> np.dtype:
+    """uint16 where every id below `vocab_size` fits it, else int32."""
+    return np.dtype(np.uint16 if vocab_size <= 2**16 else np.int32)
+
+
+def pointers_of(sizes: np.ndarray, itemsize: int) -> np.ndarray:
+    """Byte offset of each sequence, int64 whatever the type of `sizes`: a corpus outgrows 32 bits long before disks."""
+    ends = np.cumsum(sizes, dtype=np.int64) * itemsize
+    return np.concatenate([np.zeros(min(1, len(ends)), np.int64), ends[:-1]])
+
+
+class IndexedDataset:
+    """A dataset on disk, read through memory maps: opening it reads the header only.
+
+    Attributes:
+        sizes: int32 [sequences], tokens of each.
+        pointers: int64 [sequences], byte offset of each.
+        document_index: int64 [documents + 1], the sequence that each document starts with.
+        tokens: number of ids in all.
+        manifest: what `polarlm data prepare` recorded in `PREFIX.json`, or None.
+
+    Raises:
+        UserError: a file is missing, damaged, or not of this format.
+    """
+
+    def __init__(self, prefix: str | Path) -> None:
+        self.prefix = str(prefix)
+        index_path, ids_path = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
+        for path in (index_path, ids_path):
+            if not path.is_file():
+                raise UserError(f"data.paths: {path} is not there; `polarlm data prepare` makes it")
+        with index_path.open("rb") as file:
+            self.dtype, sequences, boundaries = _read_header(file, index_path)
+        promised = _HEADER.size + sequences * (4 + 8) + boundaries * 8
+        if index_path.stat().st_size != promised:
+            raise UserError(
+                f"{index_path}: its header promises {promised} bytes and it has {index_path.stat().st_size}; "
+                "the file is cut or damaged, prepare the data again"
+            )
+        index = _map(index_path, np.dtype(np.uint8))[_HEADER.size :]
+        sizes, pointers = 4 * sequences, 8 * sequences
+        self.sizes = index[:sizes].view("<i4")
+        self.pointers = index[sizes : sizes + pointers].view("<i8")
+        self.document_index = index[sizes + pointers :].view("<i8")
+        self.tokens = ids_path.stat().st_size // self.dtype.itemsize
+        end = int(self.pointers[-1]) + int(self.sizes[-1]) * self.dtype.itemsize if sequences else 0
+        if end != ids_path.stat().st_size:
+            raise UserError(
+                f"{ids_path}: the index ends at byte {end} and the file at {ids_path.stat().st_size}; "
+                "the two do not belong together, prepare the data again"
+            )
+        self._ids = _map(ids_path, self.dtype)
+        manifest_path = Path(f"{prefix}.json")
+        self.manifest = json.loads(manifest_path.read_text(encoding="utf-8")) if manifest_path.is_file() else None
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __getitem__(self, sequence: int) -> np.ndarray:
+        """The ids of a sequence, [its size], in the file's own type."""
+        return self.read(int(self.pointers[sequence]) // self.dtype.itemsize, int(self.sizes[sequence]))
+
+    @property
+    def documents(self) -> int:
+        """Number of documents."""
+        return len(self.document_index) - 1
+
+    def document(self, number: int) -> np.ndarray:
+        """The ids of a document."""
+        start, stop = self.document_start(number), self.document_start(number + 1)
+        return self.read(start, stop - start)
+
+    def document_start(self, number: int) -> int:
+        """Place of a document's first id in the stream of all ids; that of document number `documents` is the end."""
+        sequence = int(self.document_index[number])
+        return int(self.pointers[sequence]) // self.dtype.itemsize if sequence < len(self) else self.tokens
+
+    def document_starts(self) -> np.ndarray:
+        """`document_start` of each document and of the end, int64 [documents + 1]."""
+        ends = np.append(self.pointers, self.tokens * self.dtype.itemsize)
+        return ends[self.document_index] // self.dtype.itemsize
+
+    def read(self, start: int, count: int) -> np.ndarray:
+        """`count` ids of the stream of all ids, from place `start`."""
+        return self._ids[start : start + count]
+
+
+class IndexedWriter:
+    """Writes a dataset document by document; the files appear under their names, whole, when the `with` block ends well.
+
+    Memory grows by 4 bytes a document.
+    """
+
+    def __init__(self, prefix: str | Path, dtype: np.dtype) -> None:
+        self._dtype = np.dtype(dtype)
+        self._prefix = prefix
+        self._sizes = array("i")
+        self._paths = [Path(f"{prefix}.bin"), Path(f"{prefix}.idx")]
+        self._asides = [path.with_name(f".{path.name}.{os.getpid()}.partial") for path in self._paths]
+
+    def __enter__(self) -> "IndexedWriter":
+        self._paths[0].parent.mkdir(parents=True, exist_ok=True)
+        self._file = self._asides[0].open("wb")
+        return self
+
+    def add_document(self, ids: np.ndarray) -> None:
+        """Append a document of at least one id; one that the dtype cannot hold is an error, never wrapped."""
+        assert len(ids), "a document has at least one id"
+        limits = np.iinfo(self._dtype)
+        assert limits.min <= np.min(ids) and np.max(ids) <= limits.max, f"an id does not fit {self._dtype}"
+        self._file.write(np.ascontiguousarray(ids, dtype=self._dtype).tobytes())
+        self._sizes.append(len(ids))
+
+    def __exit__(self, exception_type: type | None, *rest: object) -> None:
+        try:
+            _close(self._file)
+            if exception_type is None:
+                self._write_index()
+                self._take_their_place()
+        finally:
+            for aside in self._asides:
+                aside.unlink(missing_ok=True)
+
+    def _take_their_place(self) -> None:
+        """Old index and manifest go first, so that they never stand beside ids that are not theirs."""
+        for stale in (self._paths[1], Path(f"{self._prefix}.json")):
+            stale.unlink(missing_ok=True)
+        for aside, path in zip(self._asides, self._paths, strict=True):
+            os.replace(aside, path)
+
+    def _write_index(self) -> None:
+        sizes = np.frombuffer(self._sizes, np.int32) if self._sizes else np.zeros(0, np.int32)
+        documents = len(sizes)
+        with self._asides[1].open("wb") as file:
+            file.write(_HEADER.pack(_MAGIC, _VERSION, _CODES[self._dtype], documents, documents + 1))
+            file.write(sizes.astype("<i4").tobytes())
+            file.write(pointers_of(sizes, self._dtype.itemsize).astype("<i8").tobytes())
+            file.write(np.arange(documents + 1, dtype="<i8").tobytes())
+            _close(file)
+
+
+def _read_header(file: BinaryIO, path: Path) -> tuple[np.dtype, int, int]:
+    """(dtype, sequences, entries of the document index)."""
+    header = file.read(_HEADER.size)
+    if len(header) < _HEADER.size or not header.startswith(_MAGIC):
+        raise UserError(f"{path}: does not begin as a Megatron index does; it is another kind of file, or cut")
+    _, version, code, sequences, boundaries = _HEADER.unpack(header)
+    if version != _VERSION or code not in _DTYPES:
+        raise UserError(f"{path}: version {version} with dtype code {code}; known are version 1 and codes {[*_DTYPES]}")
+    return np.dtype(_DTYPES[code]).newbyteorder("<"), sequences, boundaries
+
+
+def _map(path: Path, dtype: np.dtype) -> np.ndarray:
+    """The file as an array that is read when touched; an empty file cannot be mapped."""
+    return np.memmap(path, dtype, mode="r") if path.stat().st_size else np.zeros(0, dtype)
+
+
+def _close(file: BinaryIO) -> None:
+    if not file.closed:
+        file.flush()
+        os.fsync(file.fileno())
+        file.close()

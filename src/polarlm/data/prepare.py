@@ -1,0 +1,197 @@
+"""From text to an indexed dataset: the same bytes for any number of workers, whole or not there, in bounded memory."""
+
+import hashlib
+import json
+import multiprocessing
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from polarlm.config import UserError
+from polarlm.data.indexed import IndexedWriter, smallest_dtype
+from polarlm.data.readers import BadDocument, RawDocument, find_sources, read_raw, read_text
+from polarlm.data.tokenizer import Tokenizer, load_tokenizer
+
+_CHUNK_BYTES = 1 << 20
+_CHUNKS_AHEAD = 3  # a worker, in flight
+
+
+@dataclass(frozen=True)
+class _Encoded:
+    """A chunk's documents as ids, one after the other, and what was left out."""
+
+    ids: np.ndarray
+    sizes: list[int]
+    text_bytes: int
+    raw_bytes: int
+    empty: int
+    bad: int
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What a worker needs to know once."""
+
+    tokenizer: str
+    text_key: str
+    skips_bad: bool
+    append_eod: bool
+
+
+def prepare(
+    inputs: Sequence[str],
+    tokenizer: str,
+    prefix: Path,
+    *,
+    workers: int = 1,
+    text_key: str = "text",
+    bad_lines: str = "error",
+    append_eod: bool = True,
+    on_progress: Callable[[int, int, int], None] | None = None,
+) -> dict[str, Any]:
+    """Write `prefix.bin`, `prefix.idx` and the manifest `prefix.json`, and return the manifest.
+
+    Args:
+        inputs: folders, files, or `stdlib`.
+        tokenizer: as for `load_tokenizer`.
+        bad_lines: `error` stops at a document that cannot be read, `skip` leaves it out and counts it.
+        append_eod: end each document with the end-of-document token.
+        on_progress: called now and then with (bytes read, bytes in all, documents).
+
+    Raises:
+        UserError: an input cannot be read, holds no text, or the tokenizer has no end-of-document token.
+    """
+    loaded = load_tokenizer(tokenizer)
+    if append_eod and loaded.eod_id is None:
+        raise UserError(f"{tokenizer}: has no end-of-document token; use another tokenizer, or --no-append-eod")
+    sources = find_sources(inputs)
+    whole = sum(source.path.stat().st_size for source in sources)
+    job = _Job(tokenizer, text_key, bad_lines == "skip", append_eod)
+    counts = {"documents": 0, "tokens": 0, "bytes": 0, "skipped": 0, "skipped_bad": 0}
+    read = 0
+    with IndexedWriter(prefix, smallest_dtype(loaded.vocab_size)) as writer:
+        for encoded in _encode_all(_chunks(read_raw(sources)), job, workers):
+            for ids in np.split(encoded.ids, np.cumsum(encoded.sizes)[:-1]):
+                if len(ids):
+                    writer.add_document(ids)
+            read += encoded.raw_bytes
+            counts["documents"] += len(encoded.sizes)
+            counts["tokens"] += len(encoded.ids)
+            counts["bytes"] += encoded.text_bytes
+            counts["skipped"] += encoded.empty + encoded.bad
+            counts["skipped_bad"] += encoded.bad
+            if on_progress:
+                on_progress(read, whole, counts["documents"])
+        if not counts["documents"]:
+            raise UserError(f"{', '.join(inputs)}: no text in there ({counts['skipped']} empty documents)")
+    return _write_manifest(prefix, counts, tokenizer, loaded)
+
+
+def _chunks(documents: Iterable[RawDocument]) -> Iterator[list[RawDocument]]:
+    chunk: list[RawDocument] = []
+    size = 0
+    for document in documents:
+        chunk.append(document)
+        size += len(document.content)
+        if size >= _CHUNK_BYTES:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+def _encode_all(chunks: Iterable[list[RawDocument]], job: _Job, workers: int) -> Iterator[_Encoded]:
+    """The chunks encoded, in their order, with only a few in flight at a time."""
+    if workers == 1:
+        tokenizer = load_tokenizer(job.tokenizer)
+        yield from (_encode(chunk, job, tokenizer) for chunk in chunks)
+        return
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, spawn, initializer=_start_worker, initargs=(job,)) as pool:
+        in_flight: deque[Future[_Encoded]] = deque()
+        try:
+            for chunk in chunks:
+                in_flight.append(pool.submit(_encode_in_worker, chunk))
+                if len(in_flight) >= workers * _CHUNKS_AHEAD:
+                    yield in_flight.popleft().result()
+            while in_flight:
+                yield in_flight.popleft().result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+_worker: tuple[_Job, Tokenizer] | None = None  # of a worker process
+
+
+def _start_worker(job: _Job) -> None:
+    global _worker
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
+    _worker = job, load_tokenizer(job.tokenizer)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """A parent that is killed cannot end its workers, so each looks after it."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _encode_in_worker(chunk: list[RawDocument]) -> _Encoded:
+    assert _worker is not None
+    return _encode(chunk, *_worker)
+
+
+def _encode(chunk: list[RawDocument], job: _Job, tokenizer: Tokenizer) -> _Encoded:
+    texts, empty, bad = [], 0, 0
+    for raw in chunk:
+        try:
+            text = read_text(raw, job.text_key)
+        except BadDocument as error:
+            if not (raw.skips_bad or job.skips_bad):
+                raise UserError(f"{error}; or leave such out with --bad-lines skip") from None
+            bad += 1
+            continue
+        if text:
+            texts.append(text)
+        else:
+            empty += 1
+    end = [tokenizer.eod_id] if job.append_eod else []
+    documents = [ids + end for ids in tokenizer.encode_batch(texts)]
+    empty += sum(not ids for ids in documents)  # a text of which a tokenizer keeps nothing
+    documents = [ids for ids in documents if ids]
+    return _Encoded(
+        ids=np.array([one for ids in documents for one in ids], dtype=np.int32),
+        sizes=[len(ids) for ids in documents],
+        text_bytes=sum(len(text.encode()) for text in texts),
+        raw_bytes=sum(len(raw.content) for raw in chunk),
+        empty=empty,
+        bad=bad,
+    )
+
+
+def _write_manifest(prefix: Path, counts: dict[str, int], where: str, tokenizer: Tokenizer) -> dict[str, Any]:
+    files = {}
+    for suffix in (".bin", ".idx"):
+        path = Path(f"{prefix}{suffix}")
+        with path.open("rb") as file:
+            files[path.name] = {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+    described = {
+        "path": where,
+        "digest": tokenizer.digest,
+        "vocab_size": tokenizer.vocab_size,
+        "eod_id": tokenizer.eod_id,
+    }
+    manifest = {**counts, "tokenizer": described, "files": files}
+    aside = Path(f"{prefix}.json.partial")
+    aside.write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+    os.replace(aside, f"{prefix}.json")
+    return manifest

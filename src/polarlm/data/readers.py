@@ -1,0 +1,124 @@
+"""From files to documents: which files there are, and how each is cut into raw documents and read as text."""
+
+import hashlib
+import json
+import sysconfig
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from polarlm.config import UserError
+
+STDLIB = "stdlib"  # the input that is always there: the running Python's own library
+_WHOLE_FILE = (".txt", ".md", ".py", ".rst")
+_LINE_BY_LINE = (".jsonl",)
+_NOT_LIBRARY = {"site-packages", "dist-packages", "__pycache__"}
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file to read documents from."""
+
+    path: Path
+    skips_bad: bool = False  # a file that is not UTF-8 is left out, whatever the user says of bad lines
+
+
+@dataclass(frozen=True)
+class RawDocument:
+    """A document's bytes, and where they are from: `file`, or `file:line`."""
+
+    origin: str
+    content: bytes
+    is_json: bool
+    skips_bad: bool
+
+
+class BadDocument(Exception):
+    """A document that is not what it should be; the message is `file:line: what is wrong`."""
+
+
+def find_sources(inputs: Sequence[str]) -> list[Source]:
+    """The files of the inputs, in a fixed order: as given, folders sorted.
+
+    The library's files come in a pseudo-random order instead, so that any contiguous part of it is a fair sample.
+
+    Raises:
+        UserError: an input is not there, is of no known kind, or holds no file of one.
+    """
+    return [source for one in inputs for source in _sources_of(one)]
+
+
+def _sources_of(one: str) -> list[Source]:
+    if one == STDLIB:
+        root = Path(sysconfig.get_path("stdlib"))
+        files = [path for path in root.rglob("*.py") if not _NOT_LIBRARY.intersection(path.parts)]
+        names = {path: path.relative_to(root).as_posix() for path in files}
+        files.sort(key=lambda path: hashlib.sha256(names[path].encode()).digest())
+        return [Source(path, skips_bad=True) for path in files]
+    path, kinds = Path(one), (*_WHOLE_FILE, *_LINE_BY_LINE)
+    if path.is_dir():
+        found = sorted(file for file in path.rglob("*") if file.suffix in kinds and file.is_file())
+        if not found:
+            raise UserError(f"{path}: no file in this folder ends in {', '.join(kinds)}")
+        return [Source(file) for file in found]
+    if not path.is_file():
+        raise UserError(f"{path}: no such file or folder; give text, or `{STDLIB}` for Python's own library")
+    if path.suffix not in kinds:
+        raise UserError(f"{path}: files that end in {', '.join(kinds)} can be read; rename or convert it")
+    return [Source(path)]
+
+
+def read_raw(sources: Iterable[Source]) -> Iterator[RawDocument]:
+    """The documents of files, unread: a whole file, or each line, which only a line feed ends."""
+    for source in sources:
+        if source.path.suffix in _WHOLE_FILE:
+            yield RawDocument(str(source.path), source.path.read_bytes(), False, source.skips_bad)
+            continue
+        with source.path.open("rb") as lines:  # in binary, so that U+2028 and its like stay inside their line
+            for number, line in enumerate(lines, start=1):
+                yield RawDocument(f"{source.path}:{number}", line, True, source.skips_bad)
+
+
+def read_text(raw: RawDocument, text_key: str) -> str:
+    """The text of a document; empty for an empty one and for a blank line.
+
+    Raises:
+        BadDocument: not UTF-8, not JSON, or no text under `text_key`.
+    """
+    try:
+        text = raw.content.decode()
+    except UnicodeDecodeError as error:
+        raise BadDocument(f"{raw.origin}: byte {error.start} is not UTF-8 (0x{raw.content[error.start]:02x})") from None
+    if not raw.is_json:
+        return text
+    if not text.strip():
+        return ""
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadDocument(f"{raw.origin}: not JSON ({error})") from None
+    found = record.get(text_key) if isinstance(record, dict) else None
+    if not isinstance(found, str):
+        raise BadDocument(f"{raw.origin}: no text under the key {text_key!r}; name another with --text-key")
+    try:
+        found.encode()
+    except UnicodeEncodeError:
+        raise BadDocument(f"{raw.origin}: half of a surrogate pair, which is no character") from None
+    return found
+
+
+def read_texts(inputs: Sequence[str], text_key: str = "text", bad_lines: str = "error") -> Iterator[str]:
+    """All the documents' texts, one after the other, without the empty ones.
+
+    Raises:
+        UserError: a bad document, unless `bad_lines` is `skip`.
+    """
+    for raw in read_raw(find_sources(inputs)):
+        try:
+            text = read_text(raw, text_key)
+        except BadDocument as error:
+            if raw.skips_bad or bad_lines == "skip":
+                continue
+            raise UserError(f"{error}; or leave such out with --bad-lines skip") from None
+        if text:
+            yield text

@@ -1,0 +1,227 @@
+"""Text to token ids and back."""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import tokenizers
+from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
+
+from polarlm.config import UserError
+
+END_OF_DOCUMENT = "<|endoftext|>"
+# What other makers call the token that ends a document, where their tokenizer_config.json does not say.
+_END_NAMES = (END_OF_DOCUMENT, "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>")
+_FILES = ("tokenizer.json", "tokenizer_config.json")
+
+# One regular expression cuts text before pairs are merged: a word with the one sign or space before it, up to three
+# digits, a run of signs, line ends with the indentation after them, other white space.
+_PIECES = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|\s*[\r\n]+ *|\s+"
+
+
+class Tokenizer(Protocol):
+    """What every tokenizer can do."""
+
+    vocab_size: int  # rows that an embedding needs: the largest id, added tokens counted, + 1
+    eod_id: int | None  # the token that ends a document
+    digest: str  # SHA-256 of what defines it
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text; what spells a special token in it is ordinary text, and nothing is added."""
+
+    def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        """`encode` of each."""
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids; special tokens stand for none."""
+
+    def token_bytes(self) -> np.ndarray:
+        """int32 [vocab_size]: how many UTF-8 bytes of text each id stands for; 0 for special tokens and unused ids."""
+
+    def save(self, folder: Path) -> None:
+        """Write it into a folder from which `load_tokenizer` loads the same."""
+
+
+class ByteTokenizer:
+    """Every byte of the text's UTF-8 is a token; one more ends a document. It needs no files."""
+
+    vocab_size = 257
+    eod_id = 256
+    digest = hashlib.sha256(b"polarlm bytes").hexdigest()
+
+    def encode(self, text: str) -> list[int]:
+        """See `Tokenizer`."""
+        return list(text.encode())
+
+    def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        """See `Tokenizer`."""
+        return [self.encode(text) for text in texts]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """See `Tokenizer`; bytes that are no UTF-8 become U+FFFD."""
+        return bytes(one for one in ids if one < 256).decode(errors="replace")
+
+    def token_bytes(self) -> np.ndarray:
+        """See `Tokenizer`."""
+        return np.array([1] * 256 + [0], np.int32)
+
+    def save(self, folder: Path) -> None:
+        """See `Tokenizer`."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / _FILES[0]).write_text('{"polarlm": "bytes"}\n', encoding="utf-8")
+
+
+class HuggingFaceTokenizer:
+    """A `tokenizer.json`, run by the `tokenizers` library."""
+
+    def __init__(self, path: Path) -> None:
+        """
+        Raises:
+            UserError: the file is not a tokenizer.
+        """
+        self._files = {path.name: path.read_bytes()}
+        settings_path = path.with_name(_FILES[1])
+        if path.name == _FILES[0] and settings_path.is_file():
+            self._files[settings_path.name] = settings_path.read_bytes()
+        self._engine = _read_engine(path)
+        self._engine.encode_special_tokens = True
+        self._engine.no_padding()
+        self._engine.no_truncation()
+        vocabulary = self._engine.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(vocabulary.values()) + 1
+        self.eod_id = vocabulary.get(self._end_name(vocabulary))
+        self.digest = hashlib.sha256(self._files[path.name]).hexdigest()
+
+    def _end_name(self, vocabulary: dict[str, int]) -> str | None:
+        settings = json.loads(self._files.get(_FILES[1], b"{}"))
+        named = settings.get("eos_token")
+        named = named.get("content") if isinstance(named, dict) else named
+        return named or next((name for name in _END_NAMES if name in vocabulary), None)
+
+    def encode(self, text: str) -> list[int]:
+        """See `Tokenizer`."""
+        return self._engine.encode(text, add_special_tokens=False).ids
+
+    def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        """See `Tokenizer`."""
+        return [encoded.ids for encoded in self._engine.encode_batch_fast(texts, add_special_tokens=False)]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """See `Tokenizer`."""
+        return self._engine.decode(list(ids), skip_special_tokens=True)
+
+    def token_bytes(self) -> np.ndarray:
+        """See `Tokenizer`."""
+        lengths = np.zeros(self.vocab_size, np.int32)
+        for token, number in self._engine.get_vocab(with_added_tokens=False).items():
+            lengths[number] = self._bytes_of(token)
+        for number, token in self._engine.get_added_tokens_decoder().items():
+            lengths[number] = 0 if token.special else len(token.content.encode())
+        return lengths
+
+    def _bytes_of(self, token: str) -> int:
+        if self._is_byte_level:
+            return len(token)  # one character stands for each byte
+        if len(token) == 6 and token.startswith("<0x"):
+            return 1  # a byte that the vocabulary has no character for
+        return len(token.replace("▁", " ").encode())
+
+    @cached_property
+    def _is_byte_level(self) -> bool:
+        return "ByteLevel" in str(json.loads(self._engine.to_str())["decoder"])
+
+    def save(self, folder: Path) -> None:
+        """See `Tokenizer`."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in self._files.items():
+            (folder / (name if name in _FILES else _FILES[0])).write_bytes(content)
+
+
+def _read_engine(path: Path) -> tokenizers.Tokenizer:
+    try:
+        return tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception
+        raise UserError(f"{path}: is not a tokenizer.json ({error})") from None
+
+
+def load_tokenizer(where: str | Path) -> Tokenizer:
+    """The tokenizer `bytes`, or that of a folder or a `tokenizer.json`.
+
+    Raises:
+        UserError: there is none.
+    """
+    if str(where) == "bytes":
+        return ByteTokenizer()
+    path = Path(where)
+    path = path / _FILES[0] if path.is_dir() else path
+    if not path.is_file():
+        raise UserError(
+            f"{path}: no tokenizer there; give `bytes`, or a folder with tokenizer.json "
+            "(`polarlm tokenizer train` makes one)"
+        )
+    if path.stat().st_size < 100 and json.loads(path.read_text(encoding="utf-8")) == {"polarlm": "bytes"}:
+        return ByteTokenizer()
+    return HuggingFaceTokenizer(path)
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int, folder: Path, show_progress: bool = False) -> Tokenizer:
+    """Train a byte-level BPE on texts and write it to `folder/tokenizer.json`; texts are read once and not kept.
+
+    Args:
+        vocab_size: ids in all: the 256 bytes, the merges, and last the end-of-document token.
+
+    Raises:
+        UserError: `vocab_size` has no room for the bytes and the end-of-document token.
+    """
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    if vocab_size < len(alphabet) + 1:
+        raise UserError(f"vocab-size: {vocab_size} is too small; the bytes and {END_OF_DOCUMENT} alone are 257")
+    engine = tokenizers.Tokenizer(models.BPE())
+    engine.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_PIECES), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    engine.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size - 1, initial_alphabet=alphabet, show_progress=show_progress)
+    engine.train_from_iterator(texts, trainer)
+    engine.add_special_tokens([END_OF_DOCUMENT])
+    folder.mkdir(parents=True, exist_ok=True)
+    aside = folder / ".tokenizer.json.partial"
+    engine.save(str(aside))
+    aside.replace(folder / _FILES[0])
+    return load_tokenizer(folder)
+
+
+class TextStream:
+    """Ids one by one to text in whole characters; the pieces join to `decode` of all the ids."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._ids: list[int] = []  # the last piece's, which some decoders need to place a space, and those since
+        self._told = ""  # the last piece, as it reads at the start of a text
+
+    def push(self, token: int) -> str:
+        """Take an id; return the text that is now certain: often what is new, sometimes nothing yet."""
+        self._ids.append(token)
+        text = self._tokenizer.decode(self._ids)
+        if text.endswith("\ufffd"):  # perhaps a character whose other bytes are still to come
+            return ""
+        return self._advance(text)
+
+    def flush(self) -> str:
+        """The rest: a character that was cut in its middle comes as U+FFFD."""
+        return self._advance(self._tokenizer.decode(self._ids))
+
+    def _advance(self, text: str) -> str:
+        new = text[len(self._told) :]
+        self._told = text
+        if new:
+            self._ids = self._ids[-1:] if self._tokenizer.decode(self._ids[-1:]) else self._ids
+            self._told = self._tokenizer.decode(self._ids)
+        return new
