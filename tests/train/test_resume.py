@@ -1,0 +1,188 @@
+"""A run that is killed, stopped or continued elsewhere ends as if nothing had happened."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from safetensors.torch import load_file
+
+STEPS = 60
+RUN = f"""\
+name: run
+model: {{family: llama, layers: 2, hidden: 32, heads: 4, kv_heads: 2, dropout: DROPOUT}}
+data: {{paths: [text]}}
+train:
+  steps: {STEPS}
+  seq_len: 32
+  micro_batch_size: 2
+  global_batch_size: 8
+  optimizer: {{lr: 3e-3}}
+  schedule: {{warmup_steps: 5}}
+  eval_every: 20
+  eval_samples: 5
+checkpoint: {{every: 7, keep_last: 2}}
+"""
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    """A small prepared dataset, shared by the runs."""
+    folder = tmp_path_factory.mktemp("data")
+    documents = [json.dumps({"text": f"{n} squared is {n * n}. " * 5}) for n in range(200)]
+    (folder / "squares.jsonl").write_text("\n".join(documents))
+    _polarlm(folder, "data", "prepare", "squares.jsonl", "--tokenizer", "bytes", "--output", "text").check_returncode()
+    return folder / "text"
+
+
+def _polarlm(folder, *words, **options):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "polarlm", *words]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, **options)
+
+
+@pytest.fixture
+def folder(tmp_path, text):
+    def folder(name, dropout=0.0):
+        path = tmp_path / name
+        path.mkdir()
+        run = RUN.replace("DROPOUT", str(dropout)).replace("[text]", f"[{text}]")
+        (path / "run.yaml").write_text(run)
+        return path
+
+    return folder
+
+
+def _train(folder, *words):
+    result = _polarlm(folder, "train", "run.yaml", *words)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def _result(folder):
+    """Everything that must not depend on interruptions: losses, rates, validation, final weights."""
+    run = folder / "runs" / "run"
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    kept = ("step", "samples", "tokens", "loss", "grad_norm", "lr", "val_loss", "val_bits_per_byte")
+    metrics = [[line.get(key) for key in kept] for line in lines]
+    weights = {}
+    for shard in sorted((run / "checkpoints" / f"step-{STEPS}" / "weights").glob("*.safetensors")):
+        weights |= load_file(shard)
+    return metrics, weights
+
+
+def _start_and_kill(folder, step, *words):
+    """Start training, and kill the launcher and its ranks without warning once `step` is in the metrics."""
+    command = [sys.executable, "-m", "polarlm", "train", "run.yaml", *words]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL) as process:
+        _wait_for_step(folder, step, process)
+        process.send_signal(signal.SIGKILL)
+    _wait_until_no_rank_is_left(folder)
+
+
+def _wait_for_step(folder, step, process):
+    metrics = folder / "runs" / "run" / "metrics.jsonl"
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and process.poll() is None:
+        lines = metrics.read_text().splitlines() if metrics.exists() else []
+        if lines and f'"step": {step},' in lines[-1]:
+            return
+        if len(lines) >= step:
+            return
+        time.sleep(0.005)
+    raise AssertionError(f"training ended with {process.poll()} before step {step}")
+
+
+def _wait_until_no_rank_is_left(folder):
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        if not _ranks_of(folder):
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"ranks left: {_ranks_of(folder)}")
+
+
+def _ranks_of(folder):
+    left = []
+    for entry in os.listdir("/proc"):
+        try:
+            if entry.isdecimal() and os.readlink(f"/proc/{entry}/cwd") == str(folder):
+                left.append(entry)
+        except OSError:
+            continue
+    return left
+
+
+@pytest.mark.parametrize("ranks", ["1", "2"])
+def test_two_kills_change_nothing(folder, ranks):
+    straight, killed = folder("straight", dropout=0.1), folder("killed", dropout=0.1)
+    _train(straight, "--parallel.ranks", ranks)
+    first, second = sorted(random.sample(range(8, STEPS - 5), 2))
+    _start_and_kill(killed, first, "--parallel.ranks", ranks)
+    _start_and_kill(killed, second, "--parallel.ranks", ranks, "--resume")
+    _train(killed, "--parallel.ranks", ranks, "--resume")
+    (metrics, weights), (killed_metrics, killed_weights) = _result(straight), _result(killed)
+    assert killed_metrics == metrics, (first, second)
+    assert [line[0] for line in metrics] == list(range(1, STEPS + 1))
+    assert weights.keys() == killed_weights.keys()
+    assert all((weights[name] == killed_weights[name]).all() for name in weights)
+
+
+def test_from_two_ranks_to_one_and_back(folder):
+    straight, moved = folder("straight"), folder("moved")
+    _train(straight, "--parallel.ranks", "2")
+    _start_and_kill(moved, 20, "--parallel.ranks", "2")
+    _start_and_kill(moved, 40, "--parallel.ranks", "1", "--resume")
+    _train(moved, "--parallel.ranks", "2", "--train.micro-batch-size", "1", "--resume")
+    (metrics, weights), (moved_metrics, moved_weights) = _result(straight), _result(moved)
+    for line, moved_line in zip(metrics, moved_metrics, strict=True):
+        for value, moved_value in zip(line, moved_line, strict=True):
+            assert moved_value == (None if value is None else pytest.approx(value, rel=1e-5)), line[0]
+    for name, weight in weights.items():
+        assert (moved_weights[name] - weight).norm() <= 1e-5 * weight.norm(), name
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_saves_and_ends_cleanly(folder, number):
+    place = folder("run")
+    command = [sys.executable, "-m", "polarlm", "train", "run.yaml", "--parallel.ranks", "2", "--train.steps", "100000"]
+    with subprocess.Popen(command, cwd=place, stdout=subprocess.PIPE, text=True) as process:
+        _wait_for_step(place, 3, process)
+        process.send_signal(number)
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert f"asked to stop by {number.name}" in output
+    lines = (place / "runs/run/metrics.jsonl").read_text().splitlines()
+    last = json.loads(lines[-1])["step"]
+    assert (place / f"runs/run/checkpoints/step-{last}/complete.json").exists()
+    assert not _ranks_of(place)
+
+
+def test_other_data_under_the_same_name_is_refused(folder, text, tmp_path):
+    place = folder("run")
+    own = tmp_path / "own.jsonl"
+    own.write_text('{"text": "one, and some more text to fill it"}\n' * 100)
+    prepare = ("data", "prepare", str(own), "--tokenizer", "bytes", "--output", "own")
+    _polarlm(place, *prepare).check_returncode()
+    words = (
+        "--data.paths",
+        "own",
+        "--train.steps",
+        "2",
+        "--train.eval-every",
+        "0",
+        "--train.schedule.warmup-steps",
+        "0",
+    )
+    _train(place, *words)
+    own.write_text('{"text": "two, and some more text to fill it"}\n' * 100)
+    _polarlm(place, *prepare).check_returncode()
+    result = _polarlm(place, "train", "run.yaml", *words, "--train.steps", "4", "--resume")
+    assert result.returncode == 2
+    assert "data.paths: own" in result.stderr
+    assert "Traceback" not in result.stderr
