@@ -1,16 +1,17 @@
 """Token ids on disk: Megatron-LM's indexed dataset, `PREFIX.bin` and `PREFIX.idx`, little-endian.
 
-`.idx`: 9 bytes `MMIDIDX\\0\\0`; u64 version 1; u8 dtype code; u64 number of sequences; u64 length of the document index;
-int32 sizes in tokens; int64 pointers, byte offsets into `.bin`; int64 document index, one entry more than documents.
-`.bin`: the ids, one sequence after the other.
+`.idx`: 9 bytes `MMIDIDX\\0\\0`; u64 version 1; u8 dtype code; u64 number of sequences; u64 length of the document
+index; int32 sizes in tokens; int64 pointers, byte offsets into `.bin`; int64 document index, the sequence that each
+document starts with and, last, the number of sequences. `.bin`: the ids, one sequence after the other.
 """
 
 import json
 import os
 import struct
 from array import array
+from bisect import bisect_right
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -35,9 +36,10 @@ def pointers_of(sizes: np.ndarray, itemsize: int) -> np.ndarray:
 
 
 class IndexedDataset:
-    """A dataset on disk, read through memory maps: opening it reads the header only.
+    """A dataset on disk, read through memory maps: opening it reads the header, and no array is ever copied whole.
 
     Attributes:
+        dtype: of the ids.
         sizes: int32 [sequences], tokens of each.
         pointers: int64 [sequences], byte offset of each.
         document_index: int64 [documents + 1], the sequence that each document starts with.
@@ -54,29 +56,16 @@ class IndexedDataset:
         for path in (index_path, ids_path):
             if not path.is_file():
                 raise UserError(f"data.paths: {path} is not there; `polarlm data prepare` makes it")
-        with index_path.open("rb") as file:
-            self.dtype, sequences, boundaries = _read_header(file, index_path)
-        promised = _HEADER.size + sequences * (4 + 8) + boundaries * 8
-        if index_path.stat().st_size != promised:
-            raise UserError(
-                f"{index_path}: its header promises {promised} bytes and it has {index_path.stat().st_size}; "
-                "the file is cut or damaged, prepare the data again"
-            )
+        self.dtype, sequences = _read_header(index_path)
         index = _map(index_path, np.dtype(np.uint8))[_HEADER.size :]
         sizes, pointers = 4 * sequences, 8 * sequences
         self.sizes = index[:sizes].view("<i4")
         self.pointers = index[sizes : sizes + pointers].view("<i8")
         self.document_index = index[sizes + pointers :].view("<i8")
         self.tokens = ids_path.stat().st_size // self.dtype.itemsize
-        end = int(self.pointers[-1]) + int(self.sizes[-1]) * self.dtype.itemsize if sequences else 0
-        if end != ids_path.stat().st_size:
-            raise UserError(
-                f"{ids_path}: the index ends at byte {end} and the file at {ids_path.stat().st_size}; "
-                "the two do not belong together, prepare the data again"
-            )
+        self._check_ends(index_path, ids_path)
         self._ids = _map(ids_path, self.dtype)
-        manifest_path = Path(f"{prefix}.json")
-        self.manifest = json.loads(manifest_path.read_text(encoding="utf-8")) if manifest_path.is_file() else None
+        self.manifest = _read_manifest(Path(f"{prefix}.json"))
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -96,9 +85,14 @@ class IndexedDataset:
         return self.read(start, stop - start)
 
     def document_start(self, number: int) -> int:
-        """Place of a document's first id in the stream of all ids; that of document number `documents` is the end."""
+        """Place of a document's first id in the stream of all ids; for the number `documents`, the stream's end."""
         sequence = int(self.document_index[number])
         return int(self.pointers[sequence]) // self.dtype.itemsize if sequence < len(self) else self.tokens
+
+    def document_at(self, place: int) -> int:
+        """The document that holds a place of the stream of all ids."""
+        # Not np.searchsorted: the header leaves the index unaligned, and NumPy would copy all of it at every call.
+        return bisect_right(range(self.documents), place, key=self.document_start) - 1
 
     def document_starts(self) -> np.ndarray:
         """`document_start` of each document and of the end, int64 [documents + 1]."""
@@ -109,11 +103,30 @@ class IndexedDataset:
         """`count` ids of the stream of all ids, from place `start`."""
         return self._ids[start : start + count]
 
+    def _check_ends(self, index_path: Path, ids_path: Path) -> None:
+        """Refuse files that do not belong together, among them those of a writer whose sizes left out a token."""
+        first, last = int(self.document_index[0]), int(self.document_index[-1])
+        if (first, last) != (0, len(self)):
+            raise UserError(
+                f"{index_path}: its documents run from sequence {first} to {last}, not from 0 to {len(self)}; "
+                "the file is damaged, prepare the data again"
+            )
+        end = int(self.pointers[-1]) + int(self.sizes[-1]) * self.dtype.itemsize if len(self) else 0
+        if end != ids_path.stat().st_size:
+            raise UserError(
+                f"{ids_path}: has {ids_path.stat().st_size} bytes and its index accounts for {end}; "
+                "the two do not belong together, prepare the data again"
+            )
+
 
 class IndexedWriter:
-    """Writes a dataset document by document; the files appear under their names, whole, when the `with` block ends well.
+    """Writes a dataset document by document, each of one sequence.
 
-    Memory grows by 4 bytes a document.
+    The files appear under their names, whole, when the `with` block ends well; else nothing is left of them. Until then
+    memory grows by 4 bytes a document.
+
+    Raises:
+        UserError: the files cannot be made where they should be.
     """
 
     def __init__(self, prefix: str | Path, dtype: np.dtype) -> None:
@@ -124,15 +137,24 @@ class IndexedWriter:
         self._asides = [path.with_name(f".{path.name}.{os.getpid()}.partial") for path in self._paths]
 
     def __enter__(self) -> "IndexedWriter":
-        self._paths[0].parent.mkdir(parents=True, exist_ok=True)
-        self._file = self._asides[0].open("wb")
+        try:
+            self._paths[0].parent.mkdir(parents=True, exist_ok=True)
+            self._file = self._asides[0].open("wb")
+        except OSError as error:
+            raise UserError(f"{self._prefix}: cannot be written ({error}); choose another --output") from None
         return self
 
     def add_document(self, ids: np.ndarray) -> None:
-        """Append a document of at least one id; one that the dtype cannot hold is an error, never wrapped."""
-        assert len(ids), "a document has at least one id"
-        limits = np.iinfo(self._dtype)
-        assert limits.min <= np.min(ids) and np.max(ids) <= limits.max, f"an id does not fit {self._dtype}"
+        """Append a document.
+
+        Raises:
+            ValueError: it is empty, or the dtype cannot hold one of its ids, which would come back as another.
+        """
+        if not len(ids):
+            raise ValueError("a document has at least one id")
+        least, most, limits = np.min(ids), np.max(ids), np.iinfo(self._dtype)
+        if least < limits.min or most > limits.max:
+            raise ValueError(f"ids from {least} to {most} do not fit {self._dtype}")
         self._file.write(np.ascontiguousarray(ids, dtype=self._dtype).tobytes())
         self._sizes.append(len(ids))
 
@@ -164,15 +186,31 @@ class IndexedWriter:
             _close(file)
 
 
-def _read_header(file: BinaryIO, path: Path) -> tuple[np.dtype, int, int]:
-    """(dtype, sequences, entries of the document index)."""
-    header = file.read(_HEADER.size)
+def _read_header(path: Path) -> tuple[np.dtype, int]:
+    """(dtype of the ids, number of sequences)."""
+    with path.open("rb") as file:
+        header = file.read(_HEADER.size)
     if len(header) < _HEADER.size or not header.startswith(_MAGIC):
         raise UserError(f"{path}: does not begin as a Megatron index does; it is another kind of file, or cut")
     _, version, code, sequences, boundaries = _HEADER.unpack(header)
     if version != _VERSION or code not in _DTYPES:
         raise UserError(f"{path}: version {version} with dtype code {code}; known are version 1 and codes {[*_DTYPES]}")
-    return np.dtype(_DTYPES[code]).newbyteorder("<"), sequences, boundaries
+    length, promised = path.stat().st_size, _HEADER.size + sequences * (4 + 8) + max(1, boundaries) * 8
+    if length != promised:
+        raise UserError(
+            f"{path}: has {length} bytes where its header promises {promised}; "
+            "the file is cut or damaged, prepare the data again"
+        )
+    return np.dtype(_DTYPES[code]).newbyteorder("<"), sequences
+
+
+def _read_manifest(path: Path) -> dict[str, Any] | None:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise UserError(f"{path}: is not the JSON that `polarlm data prepare` writes ({error}); remove it") from None
 
 
 def _map(path: Path, dtype: np.dtype) -> np.ndarray:

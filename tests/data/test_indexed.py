@@ -1,0 +1,234 @@
+"""The files against a reader and a writer of a few lines each, written from the format's description alone."""
+
+import mmap
+import struct
+import time
+
+import numpy as np
+import pytest
+
+from polarlm.config import UserError
+from polarlm.data import IndexedDataset, IndexedWriter, pointers_of, smallest_dtype
+
+LETTERS = {1: "B", 2: "b", 3: "h", 4: "i", 5: "q", 8: "H"}  # the format's dtype codes, as `struct` spells them
+
+
+def read_by_hand(prefix):
+    """(dtype code, sizes, pointers, document index, ids)."""
+    index, ids = prefix.with_suffix(".idx").read_bytes(), prefix.with_suffix(".bin").read_bytes()
+    assert index[:9] == b"MMIDIDX\0\0"
+    version, code, sequences, boundaries = struct.unpack_from("<QBQQ", index, 9)
+    assert version == 1
+    numbers = struct.unpack_from(f"<{sequences}i{sequences}q{boundaries}q", index, 34)
+    sizes, pointers, documents = np.split(np.array(numbers), [sequences, 2 * sequences])
+    stream = struct.unpack(f"<{len(ids) // struct.calcsize(LETTERS[code])}{LETTERS[code]}", ids)
+    return code, sizes.tolist(), pointers.tolist(), documents.tolist(), list(stream)
+
+
+def write_by_hand(prefix, code, sequences, document_index):
+    letter = LETTERS[code]
+    sizes = [len(ids) for ids in sequences]
+    pointers = [sum(sizes[:number]) * struct.calcsize(letter) for number in range(len(sizes))]
+    index = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, code, len(sizes), len(document_index))
+    index += struct.pack(f"<{len(sizes)}i{len(sizes)}q{len(document_index)}q", *sizes, *pointers, *document_index)
+    prefix.with_suffix(".idx").write_bytes(index)
+    prefix.with_suffix(".bin").write_bytes(b"".join(struct.pack(f"<{len(ids)}{letter}", *ids) for ids in sequences))
+
+
+def write(prefix, documents, dtype=np.uint16):
+    with IndexedWriter(prefix, dtype) as writer:
+        for ids in documents:
+            writer.add_document(np.array(ids))
+
+
+def message_of(prefix):
+    with pytest.raises(UserError) as caught:
+        IndexedDataset(prefix)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("dtype", "code"), [(np.uint16, 8), (np.int32, 4), (np.int64, 5), (np.uint8, 1)])
+def test_written_files_are_what_the_format_says(tmp_path, dtype, code):
+    write(tmp_path / "data", [[1, 2, 3], [255], [7, 0]], dtype)
+    size = np.dtype(dtype).itemsize
+    assert read_by_hand(tmp_path / "data") == (
+        code,
+        [3, 1, 2],
+        [0, 3 * size, 4 * size],
+        [0, 1, 2, 3],
+        [1, 2, 3, 255, 7, 0],
+    )
+
+
+@pytest.mark.parametrize("code", LETTERS)
+def test_files_of_others_are_read(tmp_path, code):
+    sequences = [[1, 2, 3], [4], [5, 6], [7, 8, 9, 10]]
+    write_by_hand(tmp_path / "data", code, sequences, [0, 2, 3, 4])  # the first document has two sequences
+    dataset = IndexedDataset(tmp_path / "data")
+    assert [dataset[number].tolist() for number in range(len(dataset))] == sequences
+    assert [dataset.document(n).tolist() for n in range(dataset.documents)] == [[1, 2, 3, 4], [5, 6], [7, 8, 9, 10]]
+    assert dataset.document_starts().tolist() == [dataset.document_start(n) for n in range(4)] == [0, 4, 6, 10]
+    assert [dataset.document_at(place) for place in range(10)] == [0, 0, 0, 0, 1, 1, 2, 2, 2, 2]
+    assert dataset.read(2, 4).tolist() == [3, 4, 5, 6]
+    assert dataset.tokens == 10
+    assert dataset.manifest is None
+
+
+def test_a_document_of_nothing_owns_no_place(tmp_path):
+    write_by_hand(tmp_path / "data", 4, [[], [1, 2], [], [3], []], [0, 1, 2, 3, 4, 5])
+    dataset = IndexedDataset(tmp_path / "data")
+    assert [dataset.document_at(place) for place in range(3)] == [1, 1, 3]
+    assert [len(dataset.document(number)) for number in range(5)] == [0, 2, 0, 1, 0]
+
+
+@pytest.mark.parametrize(("vocab_size", "width"), [(65535, 2), (65536, 2), (65537, 4), (119547, 4)])
+def test_the_largest_id_comes_back_as_itself(tmp_path, vocab_size, width):
+    write(tmp_path / "data", [[0, vocab_size - 1]], smallest_dtype(vocab_size))
+    assert IndexedDataset(tmp_path / "data")[0].tolist() == [0, vocab_size - 1]
+    assert (tmp_path / "data.bin").stat().st_size == 2 * width
+    assert read_by_hand(tmp_path / "data")[0] == {2: 8, 4: 4}[width]
+
+
+@pytest.mark.parametrize("ids", [[65536], [70000, 1], [-1], []])
+def test_an_id_is_never_wrapped(tmp_path, ids):
+    with pytest.raises(ValueError, match="do not fit uint16|at least one id"):
+        write(tmp_path / "data", [[1], ids])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_pointers_outgrow_32_bits():
+    assert pointers_of(np.full(4, 400_000_000, np.int32), 4).tolist() == [
+        0,
+        1_600_000_000,
+        3_200_000_000,
+        4_800_000_000,
+    ]
+    assert pointers_of(np.zeros(0, np.int32), 4).tolist() == []
+
+
+def test_ids_beyond_4_gb_are_read(tmp_path):
+    """A file of holes: it takes no room on the disk."""
+    sizes = [500_000_000, 500_000_000, 500_000_000]
+    index = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 4, 3, 4)
+    index += struct.pack("<3i3q4q", *sizes, 0, 2_000_000_000, 4_000_000_000, 0, 1, 2, 3)
+    (tmp_path / "data.idx").write_bytes(index)
+    with (tmp_path / "data.bin").open("wb") as file:
+        file.truncate(6_000_000_000)
+        file.seek(4 * 1_250_000_000)
+        file.write(struct.pack("<2i", 70_000, 70_001))
+    dataset = IndexedDataset(tmp_path / "data")
+    assert dataset.read(1_250_000_000, 3).tolist() == [70_000, 70_001, 0]
+    assert dataset[2][250_000_000:250_000_002].tolist() == [70_000, 70_001]
+    assert dataset.document_at(1_250_000_000) == 2
+    assert dataset.tokens == 1_500_000_000
+
+
+def test_opening_copies_nothing(tmp_path):
+    documents = 500_000
+    sizes = np.full(documents, 1, np.int32)
+    with (tmp_path / "data.idx").open("wb") as file:
+        file.write(b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, documents, documents + 1))
+        file.write(sizes.tobytes() + (np.arange(documents) * 2).tobytes() + np.arange(documents + 1).tobytes())
+    (tmp_path / "data.bin").write_bytes(bytes(2 * documents))
+    began = time.perf_counter()
+    dataset = IndexedDataset(tmp_path / "data")
+    assert dataset.document_at(123_456) == 123_456
+    assert time.perf_counter() - began < 0.05  # ten million documents take no longer: the time does not grow with them
+    for array in (dataset.sizes, dataset.pointers, dataset.document_index, dataset[3], dataset.document(4)):
+        while isinstance(array, np.ndarray):
+            assert not array.flags.owndata
+            array = array.base
+        assert isinstance(array, mmap.mmap)
+
+
+def test_no_documents(tmp_path):
+    write(tmp_path / "data", [])
+    dataset = IndexedDataset(tmp_path / "data")
+    assert (len(dataset), dataset.documents, dataset.tokens) == (0, 0, 0)
+
+
+def test_a_writer_that_fails_leaves_what_was_there(tmp_path):
+    write(tmp_path / "data", [[1, 2]])
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(KeyError), IndexedWriter(tmp_path / "data", np.uint16) as writer:
+        writer.add_document(np.array([3]))
+        assert {path.name: path.read_bytes() for path in tmp_path.glob("data.*")} == before
+        raise KeyError
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_new_files_do_not_keep_an_old_manifest(tmp_path):
+    write(tmp_path / "data", [[1, 2]])
+    (tmp_path / "data.json").write_text('{"tokens": 2}')
+    assert IndexedDataset(tmp_path / "data").manifest == {"tokens": 2}
+    write(tmp_path / "data", [[1, 2, 3]])
+    assert IndexedDataset(tmp_path / "data").manifest is None
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(UserError, match=r"file/data: cannot be written"):
+        write(tmp_path / "file" / "data", [[1]])
+
+
+def test_missing_files_say_what_makes_them(tmp_path):
+    assert "data.paths" in message_of(tmp_path / "data")
+    assert "data.idx is not there; `polarlm data prepare` makes it" in message_of(tmp_path / "data")
+    write(tmp_path / "data", [[1]])
+    (tmp_path / "data.bin").unlink()
+    assert "data.bin is not there" in message_of(tmp_path / "data")
+
+
+def replace_bytes(path, at, new):
+    content = bytearray(path.read_bytes())
+    content[at : at + len(new)] = new
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("at", "new", "message"),
+    [
+        (0, b"PK", "does not begin as a Megatron index"),
+        (9, b"\2", "version 2"),
+        (17, b"\7", "dtype code 7"),  # floats are no ids
+        (18, struct.pack("<Q", 4), "its header promises"),
+        (18, struct.pack("<Q", 2**60), "its header promises"),
+        (34 + 2 * 4, struct.pack("<i", 5), "its index accounts for"),  # the last size
+        (34 + 3 * 12 + 3 * 8, struct.pack("<q", 2), "from sequence 0 to 2, not from 0 to 3"),
+    ],
+)
+def test_a_damaged_index_is_refused(tmp_path, at, new, message):
+    write(tmp_path / "data", [[1, 2], [3], [4, 5]])
+    replace_bytes(tmp_path / "data.idx", at, new)
+    said = message_of(tmp_path / "data")
+    assert message in said
+    assert str(tmp_path / "data") in said
+
+
+@pytest.mark.parametrize("kept", [0, 5, 33, 34, 60])
+def test_a_cut_index_is_refused(tmp_path, kept):
+    write(tmp_path / "data", [[1, 2], [3], [4, 5]])
+    path = tmp_path / "data.idx"
+    path.write_bytes(path.read_bytes()[:kept])
+    assert str(path) in message_of(tmp_path / "data")
+
+
+@pytest.mark.parametrize("length", [0, 9, 11, 12])
+def test_ids_of_another_index_are_refused(tmp_path, length):
+    write(tmp_path / "data", [[1, 2], [3], [4, 5]])
+    (tmp_path / "data.bin").write_bytes(bytes(length))
+    assert f"data.bin: has {length} bytes and its index accounts for 10" in message_of(tmp_path / "data")
+
+
+def test_a_writer_that_forgot_the_end_tokens_is_found_out(tmp_path):
+    """Old files have sizes without the end-of-document token that is in the `.bin`: each document is one id off more."""
+    write_by_hand(tmp_path / "data", 8, [[1, 2], [3]], [0, 1, 2])
+    (tmp_path / "data.bin").write_bytes(struct.pack("<5H", 1, 2, 99, 3, 99))
+    assert "the two do not belong together" in message_of(tmp_path / "data")
+
+
+def test_a_manifest_that_is_not_json_is_named(tmp_path):
+    write(tmp_path / "data", [[1]])
+    (tmp_path / "data.json").write_text("{")
+    assert "data.json: is not the JSON" in message_of(tmp_path / "data")
