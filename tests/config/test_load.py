@@ -175,9 +175,9 @@ def test_the_decks_variables(load):
     assert (config.model.preset, config.train.seq_len, config.train.gradient_accumulation_steps) == ("GPT125M", 32, 2)
     with pytest.raises(UserError, match="SP_TYPE: 'deepspeed' is unknown; known: megatron, ds"):
         load(environment={"SP_TYPE": "deepspeed"})
-    with pytest.raises(UserError, match="SP_TYPE: parallel.tensor: 2 is not available"):
+    with pytest.raises(UserError, match=r"SP_TYPE: parallel\.tensor: 2 is not available"):
         load(environment={"SP_TYPE": "megatron"})
-    with pytest.raises(UserError, match="SP_TYPE: parallel.context: 2 is not available"):
+    with pytest.raises(UserError, match=r"SP_TYPE: parallel\.context: 2 is not available"):
         load(environment={"SP_TYPE": "ds"})
 
 

@@ -2,15 +2,17 @@
 
 import pytest
 import torch
-from ranks import run_ranks
 
 from polarlm.config import load_run
 from polarlm.data import Batch
 from polarlm.model import IGNORED, Transformer, initialise
 from polarlm.parallel import build_mesh, build_model
 from polarlm.train import build_optimizer, train_step
+from ranks import run_ranks
 
-FLAGS = "--model.layers 2 --model.hidden 32 --model.heads 4 --model.vocab-size 61 --train.steps 3 --train.seq-len 16".split()
+SHAPE = {"model.layers": 2, "model.hidden": 32, "model.heads": 4, "model.vocab-size": 61}
+TRAIN = {"train.steps": 3, "train.seq-len": 16, "train.optimizer.eps": 1e-6}
+FLAGS = [word for path, value in (SHAPE | TRAIN).items() for word in (f"--{path}", str(value))]
 FAMILIES = {
     "gpt": ["--model.family", "gpt"],
     "llama": ["--model.family", "llama", "--model.kv-heads", "2"],
@@ -18,8 +20,8 @@ FAMILIES = {
 }
 
 
-def _config(family, ranks, *more):
-    flags = [*FLAGS, *FAMILIES[family], "--parallel.ranks", str(ranks), "--train.optimizer.eps", "1e-6", *more]
+def _config(family, ranks):
+    flags = [*FLAGS, *FAMILIES[family], "--parallel.ranks", str(ranks)]
     return load_run(None, environment={}, flags=flags).config
 
 

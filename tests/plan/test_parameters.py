@@ -5,6 +5,7 @@ import torch
 import transformers
 
 from polarlm.config import ModelConfig
+from polarlm.model import Transformer
 from polarlm.plan import count_parameters
 
 
@@ -40,3 +41,21 @@ def test_qwen3_has_query_and_key_norms():
         intermediate_size=96, vocab_size=100, tie_word_embeddings=False,
     )  # fmt: skip
     assert count_parameters(ours) == _transformers_count(transformers.Qwen3ForCausalLM, config)
+
+
+@pytest.mark.parametrize("family", ["gpt", "llama"])
+@pytest.mark.parametrize(
+    "switches",
+    [
+        {},
+        {"bias": True, "tied_embeddings": False},
+        {"bias": False, "qkv_bias": True, "norm": "layernorm"},
+        {"qk_norm": True, "kv_heads": 2, "head_dim": 24},
+        {"position_embedding": "learned", "activation": "swiglu", "norm": "rmsnorm"},
+    ],
+)
+def test_our_own_model_under_every_switch(family, switches):
+    config = ModelConfig(family=family, layers=2, hidden=64, heads=4, vocab_size=61, max_positions=32, **switches)
+    with torch.device("meta"):
+        model = Transformer(config)
+    assert count_parameters(config) == sum(parameter.numel() for parameter in model.parameters())

@@ -15,28 +15,44 @@ _FOLDER = Path("data/quickstart")
 _PROMPT = "def read_lines(path):\n"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """It takes fields of the run as flags, such as `--train.steps 50`."""
-
-
 TAKES_CONFIG_FLAGS = True
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Run the whole life of a small model."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Nothing of its own; fields of the run are taken as flags, such as `--train.steps 50`."""
 
-    tokenizer, prefix = _FOLDER / "tokenizer", _FOLDER / "stdlib"
+
+def run(arguments: argparse.Namespace) -> None:
+    """Take a small model through its life."""
+    tokenizer, prefix = str(_FOLDER / "tokenizer"), str(_FOLDER / "stdlib")
     with as_file(files("polarlm.cli") / "quickstart.yaml") as run_file:
-        _polarlm("tokenizer", "train", "stdlib", "--vocab-size", "4096", "--output", str(tokenizer))
-        _polarlm("data", "prepare", "stdlib", "--tokenizer", str(tokenizer), "--output", str(prefix))
-        _polarlm("train", str(run_file), "--data.paths", str(prefix), *arguments.config_flags)
-    _polarlm("data", "compress", str(prefix))
-    _polarlm("generate", "--prompt", _PROMPT, "--max-tokens", "120", "--temperature", "0.7", "--seed", "1")
-    return 0
+        _polarlm("tokenizer", "train", "stdlib", "--vocab-size", "4096", "--output", tokenizer)
+        _polarlm("data", "prepare", "stdlib", "--tokenizer", tokenizer, "--output", prefix)
+        _polarlm("train", str(run_file), "--data.paths", prefix, *arguments.config_flags)
+    _compare(prefix)
+    _polarlm("generate", "--prompt", _PROMPT, "--max-tokens", "150", "--temperature", "0.7", "--seed", "1")
+    print("\nthe run is in runs/latest, its loss drawn in runs/latest/report/loss.png")
+
+
+def _compare(prefix: str) -> None:
+    """The model beside general compressors on the same text, which also get to see no more than it does at a time."""
+    from polarlm.config import load_run_folder
+    from polarlm.data import IndexedDataset
+    from polarlm.report import read_metrics
+
+    run = Path("runs/latest")
+    config = load_run_folder(run)
+    manifest = IndexedDataset(prefix).manifest
+    window = round(config.train.seq_len * manifest["bytes"] / manifest["tokens"])
+    split = ",".join(f"{share:g}" for share in config.data.split)
+    _polarlm("data", "compress", prefix, "--split", split, "--window-bytes", str(window))
+    bits = [line["val_bits_per_byte"] for line in read_metrics(run) if line.get("val_bits_per_byte")]
+    if bits:
+        print(f"the model, {config.train.seq_len} tokens at a time: {bits[-1]:.3f} bits per byte")
 
 
 def _polarlm(*words: str) -> None:
-    """Show a command and run it; its failure is ours."""
+    """Show a command and run it; where it fails, so do we."""
     print(f"\n$ polarlm {shlex.join(words)}", flush=True)
     code = subprocess.run([sys.executable, "-m", "polarlm", *words]).returncode
     if code:

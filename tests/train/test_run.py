@@ -1,0 +1,128 @@
+"""Runs in this process: validation, starting from other weights, bf16, divergence."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from ranks import run_ranks
+
+from polarlm.checkpoint import load_model
+from polarlm.config import UserError, dump_run, load_run
+from polarlm.data import load_tokenizer
+from polarlm.model import Transformer, initialise
+from polarlm.parallel import Device, World
+from polarlm.train import Validation, fit, open_run
+
+ALONE = World(0, 1, Device(torch.device("cpu")))
+SHAPE = ["--model.family", "llama", "--model.layers", "2", "--model.hidden", "32", "--model.heads", "4"]
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Make a run's folder as the command line does, and open it."""
+
+    def start(name, *flags):
+        words = [*SHAPE, "--train.seq-len", "16", "--model.vocab-size", "257", "--train.micro-batch-size", "4", *flags]
+        config = load_run(None, environment={}, flags=[*words, "--data.tokenizer", "bytes"]).config
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        (folder / "config.yaml").write_text(dump_run(config))
+        load_tokenizer("bytes").save(folder / "tokenizer")
+        return folder, open_run(folder, config, ALONE)
+
+    return start
+
+
+def _metrics(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_every_step_has_its_line_with_all_that_is_promised(start):
+    folder, run = start("run", "--train.steps", "3", "--train.global-batch-size", "8", "--train.eval-every", "2")
+    fit(run)
+    lines = _metrics(folder)
+    promised = """step samples tokens loss grad_norm lr step_time_s samples_per_sec tokens_per_sec
+        tokens_per_sec_per_device model_tflops_per_device hardware_tflops_per_device mfu peak_memory_bytes""".split()
+    assert [line["step"] for line in lines] == [1, 2, 3]
+    assert all(key in line for line in lines for key in promised)
+    assert ["val_loss" in line for line in lines] == [False, True, True]
+    assert [line["tokens"] for line in lines] == [128, 256, 384]
+    assert lines[0]["loss"] == pytest.approx(math.log(257), rel=0.02)
+    environment = json.loads((folder / "environment.json").read_text())
+    assert environment["torch"] == torch.__version__
+    assert environment["layout"]["ranks"] == 1
+
+
+def test_a_run_can_start_from_anothers_weights(start):
+    first, run = start("first", "--train.steps", "2")
+    fit(run)
+    _, second = start("second", "--train.steps", "2", "--seed", "7", "--train.init-from", str(first))
+    trained = dict(load_model(first).named_parameters())
+    assert second.progress.step == 0
+    assert all(torch.equal(trained[name], parameter) for name, parameter in second.model.named_parameters())
+
+
+def test_bf16_follows_fp32_with_fp32_weights(start):
+    losses = {}
+    for precision in ("fp32", "bf16"):
+        folder, run = start(precision, "--train.steps", "3", "--train.precision", precision)
+        fit(run)
+        losses[precision] = [line["loss"] for line in _metrics(folder)]
+        assert {parameter.dtype for parameter in run.model.parameters()} == {torch.float32}
+    assert losses["bf16"] != losses["fp32"]
+    assert losses["bf16"] == pytest.approx(losses["fp32"], rel=5e-3)
+
+
+def test_a_run_that_diverges_stops_before_it_is_saved(start):
+    folder, run = start("run", "--train.steps", "50", "--train.optimizer.lr", "1e38", "--train.optimizer.clip", "0")
+    with pytest.raises(UserError, match=r"train\.optimizer\.lr: step \d+ gave loss (nan|inf)"):
+        fit(run)
+    assert not list((folder / "checkpoints").glob("step-*"))
+
+
+def test_without_learning_every_validation_is_the_same(start):
+    folder, run = start(
+        "run", "--train.steps", "6", "--train.eval-every", "2", "--train.eval-samples", "7",
+        "--train.optimizer.lr", "1e-30", "--train.optimizer.weight-decay", "0",
+    )  # fmt: skip
+    fit(run)
+    assert len({line["val_loss"] for line in _metrics(folder) if "val_loss" in line}) == 1
+
+
+class _Ragged:
+    """Seven samples of one length, of which less and less is text."""
+
+    seq_len = 16
+
+    def count(self, epochs=1):
+        return 7
+
+    def tokens_of(self, sample):
+        return np.random.default_rng(sample).integers(60, size=self.seq_len + 1)
+
+    def document_ids(self, sample):
+        return np.zeros(self.seq_len, np.int32)
+
+
+def _validate(world, batch_size):
+    config = load_run(None, environment={}, flags=[*SHAPE, "--model.vocab-size", "61", "--train.steps", "1"]).config
+    shape = config.model.model_copy(update={"max_positions": 16})
+    model = Transformer(shape)
+    initialise(model, shape, 1)
+    token_bytes = np.arange(61, dtype=np.int32) % 5
+    return Validation(_Ragged(), None, token_bytes, False).run(model, world, batch_size, "fp32")
+
+
+@pytest.mark.parametrize(("ranks", "batch_size"), [(1, 1), (1, 2), (1, 3), (1, 8), (2, 1), (2, 3), (3, 4)])
+def test_validation_does_not_depend_on_batch_size_or_ranks(ranks, batch_size):
+    expected = _validate(ALONE, 7)
+    assert expected.tokens == 7 * 16
+    targets = np.concatenate([_Ragged().tokens_of(sample)[1:] for sample in range(7)])
+    bits = expected.loss * expected.tokens / math.log(2) / (targets % 5).sum()
+    assert expected.bits_per_byte == pytest.approx(bits)
+    for result in run_ranks(ranks, _validate, batch_size):
+        assert result.tokens == expected.tokens
+        assert result.loss == pytest.approx(expected.loss, rel=1e-6)
+        assert result.bits_per_byte == pytest.approx(expected.bits_per_byte, rel=1e-6)
