@@ -1,9 +1,11 @@
 """From samples to this rank's microbatches, read ahead of the training step."""
 
-import queue
-import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import count
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -11,8 +13,8 @@ from polarlm.config import DataConfig, UserError
 from polarlm.data.indexed import IndexedDataset
 from polarlm.data.samples import Samples, SyntheticSamples, split_documents
 
-IGNORED = -100  # the target of a position that is not trained
-_PARTS = ("train", "validation", "test")
+_Part = Literal["train", "validation", "test"]
+_PARTS: tuple[_Part, ...] = get_args(_Part)
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,7 @@ class Batch:
     """B samples of S tokens."""
 
     tokens: np.ndarray  # int64 [B, S]
-    targets: np.ndarray  # int64 [B, S], the next token; -100 is not trained on
+    targets: np.ndarray  # int64 [B, S], the next token of each, or -100 where none is trained on
     positions: np.ndarray  # int64 [B, S], place in the sample, or in the document where documents are masked
     document_ids: np.ndarray | None  # int32 [B, S]; None where tokens see across documents
 
@@ -40,9 +42,9 @@ def batch_of(samples: Samples | SyntheticSamples, ids: Sequence[int], mask_docum
 class Loader:
     """This data-parallel rank's microbatches of one global batch after the other, without end.
 
-    Step k's global batch is the positions [consumed, consumed + G) of the samples' order, and rank r of n takes the r-th
-    of n contiguous parts: the same global batches for any number of ranks. The number of consumed samples is the whole
-    state. A thread reads up to `prefetch` steps ahead; an error in it is raised where the batch would have come.
+    A step's global batch is positions [consumed, consumed + G) of the samples' order, and rank r of n takes the r-th of
+    n contiguous parts of it: the same global batches for any number of ranks. The number of consumed samples is the
+    whole state. A thread reads up to `prefetch` steps ahead; an error in it is raised where its batches were due.
     """
 
     def __init__(
@@ -57,14 +59,14 @@ class Loader:
         mask_documents: bool = False,
         prefetch: int = 2,
     ) -> None:
+        assert global_batch_size % (ranks * micro_batch_size) == 0, "the configuration sees to whole microbatches"
         self._samples, self._mask_documents = samples, mask_documents
-        self._global, self._micro = global_batch_size, micro_batch_size
-        self._share = global_batch_size // ranks
-        self._next = start_sample + rank * self._share
-        self._ready: queue.Queue[list[Batch] | Exception] = queue.Queue(prefetch)
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._read_ahead, name="loader", daemon=True)
-        self._thread.start()
+        self._share, self._micro = global_batch_size // ranks, micro_batch_size
+        self._firsts = count(start_sample + rank * self._share, global_batch_size)  # this rank's first of each step
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="loader")
+        self._ahead: deque[Future[list[Batch]]] = deque()
+        for _ in range(prefetch):
+            self._read_one_more()
 
     def __enter__(self) -> "Loader":
         return self
@@ -76,37 +78,25 @@ class Loader:
         return self
 
     def __next__(self) -> list[Batch]:
-        got = self._ready.get()
-        if isinstance(got, Exception):
-            raise got
-        return got
+        self._read_one_more()
+        return self._ahead.popleft().result()
 
     def close(self) -> None:
-        """End the thread."""
-        self._closed.set()
-        while self._thread.is_alive():
-            try:
-                self._ready.get(timeout=0.01)  # it may be waiting for room
-            except queue.Empty:
-                continue
+        """End the thread; what it read ahead is dropped."""
+        self._reader.shutdown(cancel_futures=True)
+        self._ahead.clear()
 
-    def _read_ahead(self) -> None:
-        try:
-            while not self._closed.is_set():
-                self._ready.put(self._read_step())
-        except Exception as error:  # whatever it is, the training thread must hear of it
-            self._ready.put(error)
+    def _read_one_more(self) -> None:
+        self._ahead.append(self._reader.submit(self._read_step, next(self._firsts)))
 
-    def _read_step(self) -> list[Batch]:
-        positions = range(self._next, self._next + self._share)
-        self._next += self._global
-        ids = [self._samples.id_at(position) for position in positions]
+    def _read_step(self, first: int) -> list[Batch]:
+        ids = [self._samples.id_at(position) for position in range(first, first + self._share)]
         micro = (ids[start : start + self._micro] for start in range(0, self._share, self._micro))
         return [batch_of(self._samples, some, self._mask_documents) for some in micro]
 
 
 def open_split(
-    data: DataConfig, seq_len: int, seed: int, which: str = "train", vocab_size: int | None = None
+    data: DataConfig, seq_len: int, seed: int, which: _Part = "train", vocab_size: int | None = None
 ) -> Samples | SyntheticSamples:
     """The samples of one part of a run's data; only the training part is shuffled.
 
@@ -118,20 +108,34 @@ def open_split(
         UserError: the data cannot be read, has ids beyond the model's, or has no sample in that part.
     """
     if data.paths == ["synthetic"]:
-        assert vocab_size is not None
+        assert vocab_size is not None, "random ids are drawn from a vocabulary"
         return SyntheticSamples(vocab_size, seq_len, seed if which == "train" else seed + 1)
     if len(data.paths) > 1:
         raise UserError("data.paths: blends of several datasets are not available yet; give one")
     dataset = IndexedDataset(data.paths[0])
     needed = (dataset.manifest or {}).get("tokenizer", {}).get("vocab_size", 0)
     if vocab_size is not None and needed > vocab_size:
-        raise UserError(f"model.vocab_size: {vocab_size} is less than the {needed} ids of {dataset.prefix}")
-    documents = split_documents(dataset.documents, data.split)[_PARTS.index(which)]
-    return Samples(dataset, documents, seq_len, seed, shuffle=which == "train")
+        raise UserError(
+            f"model.vocab_size: {vocab_size} is less than the {needed} ids that {dataset.prefix} was prepared with; "
+            f"leave it out, or make it {needed}"
+        )
+    start, stop = split_documents(dataset.documents, data.split)[_PARTS.index(which)]
+    samples = Samples(dataset, (start, stop), seq_len, seed, shuffle=which == "train")
+    if not samples.count():
+        raise UserError(
+            f"data.split: {data.split} leaves {which} {stop - start} of the {dataset.documents} documents of "
+            f"{dataset.prefix}, {samples.tokens} tokens, and one sample takes train.seq_len + 1 = {seq_len + 1}; "
+            f"give {which} a larger share, or lower train.seq_len"
+        )
+    return samples
 
 
 def tokenizer_of(data: DataConfig) -> str:
-    """The tokenizer a run uses where `data.tokenizer` is not given: the one its data was prepared with, else `bytes`."""
+    """The tokenizer of a run that names none: the one its data was prepared with, or `bytes` for synthetic data.
+
+    Raises:
+        UserError: the data does not say.
+    """
     if data.paths == ["synthetic"]:
         return "bytes"
     manifest = IndexedDataset(data.paths[0]).manifest or {}

@@ -1,12 +1,18 @@
 """Training samples by arithmetic: no index of samples is ever built, on disk or in memory.
 
-A split is a range of documents, and so a range of T tokens of the stream. Repeated without end, it is cut into samples:
-sample i reads the s + 1 tokens from i·s on, so that neighbours share one. Epoch e holds the samples whose first token
-lies in it, ids ⌈eT/s⌉ .. ⌈(e+1)T/s⌉ - 1, and visits them in a permutation of its own.
+A split is a range of documents, and so T tokens of the dataset's stream. Repeated without end it is cut into samples of
+length s: sample i reads the s + 1 tokens from i·s on, so that neighbours share one. Epoch e holds the samples whose
+first token lies in it,
+
+    ids  ⌈e·T/s⌉ .. ⌈(e+1)·T/s⌉ - 1,
+
+and visits them in a permutation of its own. The epochs follow one another, so position and id lie in the same epoch,
+and the epoch of either is ⌊i·s/T⌋.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -25,25 +31,15 @@ class Samples:
             documents: first document and the one after the last.
             seq_len: s, the tokens a sample trains on.
             shuffle: without it, position and id are the same.
-
-        Raises:
-            UserError: the range is too short for one sample.
         """
         self.seq_len = seq_len
         self._dataset, self._seed, self._shuffle = dataset, seed, shuffle
-        self._first_document, self._stop_document = documents
-        self._start = dataset.document_start(documents[0])
-        self.tokens = dataset.document_start(documents[1]) - self._start
-        if self.count() < 1:
-            raise UserError(
-                f"data.split: a part of {dataset.prefix} has {documents[1] - documents[0]} documents with "
-                f"{self.tokens} tokens, too few for one sample of train.seq_len {seq_len} + 1; "
-                "give that part more, or shorten train.seq_len"
-            )
+        self._start, stop = (dataset.document_start(number) for number in documents)
+        self.tokens = stop - self._start
 
     def count(self, epochs: int = 1) -> int:
-        """Whole samples in that many epochs: ⌊(E·T - 1) / s⌋."""
-        return (epochs * self.tokens - 1) // self.seq_len
+        """Whole samples in that many epochs: ⌊(E·T - 1) / s⌋, and none in no tokens."""
+        return max(0, (epochs * self.tokens - 1) // self.seq_len)
 
     def id_at(self, position: int) -> int:
         """The sample at a position of the global order; every id stands at one position, epoch after epoch."""
@@ -55,25 +51,31 @@ class Samples:
 
     def tokens_of(self, sample: int) -> np.ndarray:
         """int64 [s + 1]: the sample's inputs and, one later, its targets."""
-        start, count = sample * self.seq_len % self.tokens, self.seq_len + 1
-        parts = []
-        while count:
-            part = self._dataset.read(self._start + start, min(count, self.tokens - start))
-            parts.append(part)
-            count, start = count - len(part), 0
-        return np.concatenate(parts).astype(np.int64)
+        runs = [self._dataset.read(start, count) for start, count in self._runs(sample, self.seq_len + 1)]
+        return np.concatenate(runs, dtype=np.int64)
 
     def document_ids(self, sample: int) -> np.ndarray:
         """int32 [s]: which of the sample's documents each input token is of, counted from 0."""
-        places = (sample * self.seq_len + np.arange(self.seq_len)) % self.tokens + self._start
-        sequences = np.searchsorted(self._dataset.pointers, places * self._dataset.dtype.itemsize, side="right") - 1
-        documents = np.searchsorted(self._dataset.document_index, sequences, side="right")
-        # Where the split begins anew after its end a new document begins too, were it the only one.
-        changes = (np.diff(documents) != 0) | (np.diff(places) < 0)
-        return np.concatenate([[0], np.cumsum(changes)]).astype(np.int32)
+        begins = np.zeros(self.seq_len, np.int32)
+        place = 0
+        for start, count in self._runs(sample, self.seq_len):
+            begins[place] = 1  # where the split begins anew a document does too, were it the only one
+            first, last = self._dataset.document_at(start), self._dataset.document_at(start + count - 1)
+            for document in range(first + 1, last + 1):
+                begins[place + self._dataset.document_start(document) - start] = 1
+            place += count
+        return np.cumsum(begins, dtype=np.int32) - 1
 
     def _first_id(self, epoch: int) -> int:
         return -(-epoch * self.tokens // self.seq_len)
+
+    def _runs(self, sample: int, count: int) -> Iterator[tuple[int, int]]:
+        """(start, count) in the dataset's stream of each unbroken run of the sample's first `count` tokens."""
+        place = sample * self.seq_len % self.tokens
+        while count:
+            run = min(count, self.tokens - place)
+            yield self._start + place, run
+            count, place = count - run, 0
 
 
 class SyntheticSamples:
@@ -101,25 +103,31 @@ class SyntheticSamples:
 
 
 def split_documents(documents: int, proportions: Sequence[float]) -> list[tuple[int, int]]:
-    """Contiguous document ranges in these proportions, such as 969 : 30 : 1; together they are all documents."""
-    shares = np.cumsum(proportions) / np.sum(proportions)
-    bounds = [0, *(round(documents * float(share)) for share in shares)]
-    return list(zip(bounds[:-1], bounds[1:], strict=True))
+    """Contiguous ranges (start, stop) of documents in these proportions, such as 969 : 30 : 1; together they are all.
+
+    Raises:
+        UserError: the proportions are all zero.
+    """
+    if not any(proportions):
+        raise UserError(f"data.split: {list(proportions)} gives every part nothing; make one of them positive")
+    shares = np.cumsum(proportions)
+    return list(pairwise([0, *(round(documents * float(share)) for share in shares / shares[-1])]))
 
 
 def permute(index: int, size: int, key: str) -> int:
-    """Where `index` goes in a pseudo-random permutation of range(size), computed for this one index alone.
+    """Where `index` goes in the pseudo-random permutation of range(size) that `key` names, computed for it alone.
 
-    A balanced Feistel network permutes the next power of four; an image outside the range is sent through again until it
-    falls inside, which keeps it a permutation ("cycle walking", Black and Rogaway, CT-RSA 2002).
+    Four rounds of a Feistel network, (left, right) -> (right, left ⊕ f(right)), permute the pairs of h-bit halves
+    whatever f is (Luby and Rackoff, SIAM J. Comput. 17(2), 1988). They are 4^h ≥ size indices, fewer than 4·size; one
+    sent outside the range is sent on until it falls inside, which keeps this a permutation of the range ("cycle
+    walking": Black and Rogaway, CT-RSA 2002).
     """
-    half_bits = (max(1, size - 1).bit_length() + 1) // 2
+    half_bits = ((size - 1).bit_length() + 1) // 2
     mask = (1 << half_bits) - 1
     while True:
         left, right = index >> half_bits, index & mask
         for round_number in range(4):
-            message = f"{key}:{round_number}:{right}".encode()
-            digest = hashlib.blake2b(message, digest_size=8).digest()
+            digest = hashlib.blake2b(f"{key}:{round_number}:{right}".encode(), digest_size=8).digest()
             left, right = right, left ^ (int.from_bytes(digest, "little") & mask)
         index = left << half_bits | right
         if index < size:
