@@ -6,7 +6,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from ranks import run_ranks
 
 from polarlm.checkpoint import load_model
 from polarlm.config import UserError, dump_run, load_run
@@ -14,6 +13,7 @@ from polarlm.data import load_tokenizer
 from polarlm.model import Transformer, initialise
 from polarlm.parallel import Device, World
 from polarlm.train import Validation, fit, open_run
+from ranks import run_ranks
 
 ALONE = World(0, 1, Device(torch.device("cpu")))
 SHAPE = ["--model.family", "llama", "--model.layers", "2", "--model.hidden", "32", "--model.heads", "4"]
