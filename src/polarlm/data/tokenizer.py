@@ -2,10 +2,10 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable
-from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import tokenizers
@@ -17,6 +17,8 @@ END_OF_DOCUMENT = "<|endoftext|>"
 # What other makers call the token that ends a document, where their tokenizer_config.json does not say.
 _END_NAMES = (END_OF_DOCUMENT, "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>")
 _FILES = ("tokenizer.json", "tokenizer_config.json")
+_FALLBACK_BYTE = re.compile("<0x[0-9A-F]{2}>")  # a byte of a character that the vocabulary has no token for
+_BYTES_FILE = b'{"polarlm": "bytes"}\n'  # what stands for the tokenizer without files in a folder
 
 # One regular expression cuts text before pairs are merged: a word with the one sign or space before it, up to three
 # digits, a run of signs, line ends with the indentation after them, other white space.
@@ -29,6 +31,7 @@ class Tokenizer(Protocol):
     vocab_size: int  # rows that an embedding needs: the largest id, added tokens counted, + 1
     eod_id: int | None  # the token that ends a document
     digest: str  # SHA-256 of what defines it
+    fallback_bytes: frozenset[int]  # ids for bytes of which `decode` reads a whole run at once: one fault spoils it all
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text; what spells a special token in it is ordinary text, and nothing is added."""
@@ -40,7 +43,10 @@ class Tokenizer(Protocol):
         """The text of ids; special tokens stand for none."""
 
     def token_bytes(self) -> np.ndarray:
-        """int32 [vocab_size]: how many UTF-8 bytes of text each id stands for; 0 for special tokens and unused ids."""
+        """int32 [vocab_size]: how many UTF-8 bytes of text each id stands for; 0 for special tokens and unused ids.
+
+        Over `encode(text)` they add up to the text's bytes, and to one more where a tokenizer puts a space before it.
+        """
 
     def save(self, folder: Path) -> None:
         """Write it into a folder from which `load_tokenizer` loads the same."""
@@ -52,6 +58,7 @@ class ByteTokenizer:
     vocab_size = 257
     eod_id = 256
     digest = hashlib.sha256(b"polarlm bytes").hexdigest()
+    fallback_bytes: frozenset[int] = frozenset()
 
     def encode(self, text: str) -> list[int]:
         """See `Tokenizer`."""
@@ -72,7 +79,7 @@ class ByteTokenizer:
     def save(self, folder: Path) -> None:
         """See `Tokenizer`."""
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / _FILES[0]).write_text('{"polarlm": "bytes"}\n', encoding="utf-8")
+        (folder / _FILES[0]).write_bytes(_BYTES_FILE)
 
 
 class HuggingFaceTokenizer:
@@ -81,26 +88,26 @@ class HuggingFaceTokenizer:
     def __init__(self, path: Path) -> None:
         """
         Raises:
-            UserError: the file is not a tokenizer.
+            UserError: the file is not a tokenizer, or the settings beside it are not JSON.
         """
         self._files = {path.name: path.read_bytes()}
         settings_path = path.with_name(_FILES[1])
+        settings: dict[str, Any] = {}
         if path.name == _FILES[0] and settings_path.is_file():
             self._files[settings_path.name] = settings_path.read_bytes()
+            settings = _read_settings(settings_path)
         self._engine = _read_engine(path)
         self._engine.encode_special_tokens = True
         self._engine.no_padding()
         self._engine.no_truncation()
         vocabulary = self._engine.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values()) + 1
-        self.eod_id = vocabulary.get(self._end_name(vocabulary))
+        self.eod_id = vocabulary.get(_end_name(settings, vocabulary))
         self.digest = hashlib.sha256(self._files[path.name]).hexdigest()
-
-    def _end_name(self, vocabulary: dict[str, int]) -> str | None:
-        settings = json.loads(self._files.get(_FILES[1], b"{}"))
-        named = settings.get("eos_token")
-        named = named.get("content") if isinstance(named, dict) else named
-        return named or next((name for name in _END_NAMES if name in vocabulary), None)
+        decoder = self._engine.decoder.__getstate__() if self._engine.decoder else b""  # as JSON
+        self._is_byte_level = b"ByteLevel" in decoder
+        bytes_named = vocabulary.items() if b"ByteFallback" in decoder else ()
+        self.fallback_bytes = frozenset(number for token, number in bytes_named if _FALLBACK_BYTE.fullmatch(token))
 
     def encode(self, text: str) -> list[int]:
         """See `Tokenizer`."""
@@ -126,13 +133,9 @@ class HuggingFaceTokenizer:
     def _bytes_of(self, token: str) -> int:
         if self._is_byte_level:
             return len(token)  # one character stands for each byte
-        if len(token) == 6 and token.startswith("<0x"):
-            return 1  # a byte that the vocabulary has no character for
+        if _FALLBACK_BYTE.fullmatch(token):
+            return 1
         return len(token.replace("▁", " ").encode())
-
-    @cached_property
-    def _is_byte_level(self) -> bool:
-        return "ByteLevel" in str(json.loads(self._engine.to_str())["decoder"])
 
     def save(self, folder: Path) -> None:
         """See `Tokenizer`."""
@@ -146,6 +149,19 @@ def _read_engine(path: Path) -> tokenizers.Tokenizer:
         return tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
         raise UserError(f"{path}: is not a tokenizer.json ({error})") from None
+
+
+def _read_settings(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_bytes()))
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{path}: is not the JSON of a tokenizer's settings ({error}); mend or remove it") from None
+
+
+def _end_name(settings: dict[str, Any], vocabulary: dict[str, int]) -> str | None:
+    named = settings.get("eos_token")
+    named = named.get("content") if isinstance(named, dict) else named
+    return named or next((name for name in _END_NAMES if name in vocabulary), None)
 
 
 def load_tokenizer(where: str | Path) -> Tokenizer:
@@ -163,7 +179,7 @@ def load_tokenizer(where: str | Path) -> Tokenizer:
             f"{path}: no tokenizer there; give `bytes`, or a folder with tokenizer.json "
             "(`polarlm tokenizer train` makes one)"
         )
-    if path.stat().st_size < 100 and json.loads(path.read_text(encoding="utf-8")) == {"polarlm": "bytes"}:
+    if path.stat().st_size == len(_BYTES_FILE) and path.read_bytes() == _BYTES_FILE:
         return ByteTokenizer()
     return HuggingFaceTokenizer(path)
 
@@ -175,11 +191,15 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, folder: Path, show_pr
         vocab_size: ids in all: the 256 bytes, the merges, and last the end-of-document token.
 
     Raises:
-        UserError: `vocab_size` has no room for the bytes and the end-of-document token.
+        UserError: `vocab_size` has no room for the bytes and the end-of-document token, or the folder cannot be made.
     """
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     if vocab_size < len(alphabet) + 1:
         raise UserError(f"vocab-size: {vocab_size} is too small; the bytes and {END_OF_DOCUMENT} alone are 257")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:  # known before the long work, not after it
+        raise UserError(f"{folder}: cannot hold a tokenizer ({error}); choose another folder") from None
     engine = tokenizers.Tokenizer(models.BPE())
     engine.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -191,7 +211,6 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, folder: Path, show_pr
     trainer = trainers.BpeTrainer(vocab_size=vocab_size - 1, initial_alphabet=alphabet, show_progress=show_progress)
     engine.train_from_iterator(texts, trainer)
     engine.add_special_tokens([END_OF_DOCUMENT])
-    folder.mkdir(parents=True, exist_ok=True)
     aside = folder / ".tokenizer.json.partial"
     engine.save(str(aside))
     aside.replace(folder / _FILES[0])
@@ -203,25 +222,24 @@ class TextStream:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._ids: list[int] = []  # the last piece's, which some decoders need to place a space, and those since
-        self._told = ""  # the last piece, as it reads at the start of a text
+        self._ids: list[int] = []  # one that was told, which some decoders need to place a space, and those held since
+        self._told = ""  # that one, as it reads at the start of a text
 
     def push(self, token: int) -> str:
         """Take an id; return the text that is now certain: often what is new, sometimes nothing yet."""
         self._ids.append(token)
+        alone = self._tokenizer.decode([token])
+        if not alone or token in self._tokenizer.fallback_bytes:
+            return ""
         text = self._tokenizer.decode(self._ids)
         if text.endswith("\ufffd"):  # perhaps a character whose other bytes are still to come
             return ""
-        return self._advance(text)
+        new = text[len(self._told) :]
+        self._ids, self._told = [token], alone
+        return new
 
     def flush(self) -> str:
         """The rest: a character that was cut in its middle comes as U+FFFD."""
-        return self._advance(self._tokenizer.decode(self._ids))
-
-    def _advance(self, text: str) -> str:
-        new = text[len(self._told) :]
-        self._told = text
-        if new:
-            self._ids = self._ids[-1:] if self._tokenizer.decode(self._ids[-1:]) else self._ids
-            self._told = self._tokenizer.decode(self._ids)
+        text = self._tokenizer.decode(self._ids)
+        new, self._told = text[len(self._told) :], text
         return new
