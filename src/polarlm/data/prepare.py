@@ -192,6 +192,9 @@ def _write_manifest(prefix: Path, counts: dict[str, int], where: str, tokenizer:
     }
     manifest = {**counts, "tokenizer": described, "files": files}
     aside = Path(f"{prefix}.json.partial")
-    aside.write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+    with aside.open("w", encoding="utf-8") as file:
+        file.write(json.dumps(manifest, indent=2) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
     os.replace(aside, f"{prefix}.json")
     return manifest

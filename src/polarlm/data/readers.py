@@ -111,8 +111,9 @@ def read_texts(inputs: Sequence[str], text_key: str = "text", bad_lines: str = "
     """All the documents' texts, one after the other, without the empty ones.
 
     Raises:
-        UserError: a bad document, unless `bad_lines` is `skip`.
+        UserError: a bad document, unless `bad_lines` is `skip`; or no text at all.
     """
+    any_text = False
     for raw in read_raw(find_sources(inputs)):
         try:
             text = read_text(raw, text_key)
@@ -121,4 +122,7 @@ def read_texts(inputs: Sequence[str], text_key: str = "text", bad_lines: str = "
                 continue
             raise UserError(f"{error}; or leave such out with --bad-lines skip") from None
         if text:
+            any_text = True
             yield text
+    if not any_text:
+        raise UserError(f"{', '.join(inputs)}: no text in there")
