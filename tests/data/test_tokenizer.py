@@ -1,4 +1,4 @@
-"""Text to ids and back, for the three kinds of tokenizer that are met: byte-level, byte fallback, SentencePiece-style."""
+"""Text to ids and back, for three kinds of tokenizer: byte-level, byte fallback, SentencePiece-style."""
 
 import json
 

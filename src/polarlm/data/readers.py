@@ -69,14 +69,25 @@ def _sources_of(one: str) -> list[Source]:
 
 
 def read_raw(sources: Iterable[Source]) -> Iterator[RawDocument]:
-    """The documents of files, unread: a whole file, or each line, which only a line feed ends."""
+    """The documents of files, unread: a whole file, or each line, which only a line feed ends.
+
+    Raises:
+        UserError: a file cannot be read.
+    """
     for source in sources:
+        try:
+            yield from _documents_of(source)
+        except OSError as error:
+            raise UserError(f"{source.path}: cannot be read ({error.strerror})") from None
+
+
+def _documents_of(source: Source) -> Iterator[RawDocument]:
+    with source.path.open("rb") as file:
         if source.path.suffix in _WHOLE_FILE:
-            yield RawDocument(str(source.path), source.path.read_bytes(), False, source.skips_bad)
-            continue
-        with source.path.open("rb") as lines:  # in binary, so that U+2028 and its like stay inside their line
-            for number, line in enumerate(lines, start=1):
-                yield RawDocument(f"{source.path}:{number}", line, True, source.skips_bad)
+            yield RawDocument(str(source.path), file.read(), False, source.skips_bad)
+            return
+        for number, line in enumerate(file, start=1):  # in binary, so that U+2028 and its like stay inside their line
+            yield RawDocument(f"{source.path}:{number}", line, True, source.skips_bad)
 
 
 def read_text(raw: RawDocument, text_key: str) -> str:
