@@ -7,8 +7,17 @@ polarlm data compress data/text                    what gzip and xz make of its 
 
 import argparse
 import os
+import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from polarlm.data import IndexedDataset, Tokenizer
+
+_SECONDS_BETWEEN_LINES = 10.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,16 +61,10 @@ def _at_least_one(text: str) -> int:
 
 
 def _prepare(arguments: argparse.Namespace) -> None:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
     from polarlm.data import prepare
 
-    console = Console(stderr=True)
-    columns = (BarColumn(), TextColumn("{task.percentage:.0f} %"), TransferSpeedColumn(), TimeRemainingColumn())
     start = time.monotonic()
-    with Progress(TextColumn("reading"), *columns, console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task("")
+    with _progress() as show:
         manifest = prepare(
             arguments.inputs,
             arguments.tokenizer,
@@ -70,7 +73,7 @@ def _prepare(arguments: argparse.Namespace) -> None:
             text_key=arguments.text_key,
             bad_lines=arguments.bad_lines,
             append_eod=arguments.append_eod,
-            on_progress=lambda done, whole, documents: bar.update(task, completed=done, total=whole),
+            on_progress=show,
         )
     seconds = time.monotonic() - start
     skipped = f", skipped {manifest['skipped']}" if manifest["skipped"] else ""
@@ -80,6 +83,34 @@ def _prepare(arguments: argparse.Namespace) -> None:
         f"{manifest['bytes'] / manifest['tokens']:.2f} bytes a token{skipped}{bad}; "
         f"{manifest['bytes'] / seconds / 1e6:.1f} MB/s"
     )
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int, int], None]]:
+    """Shows how far the reading is: a bar on a terminal, a plain line now and then in a log."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _ProgressLines().show
+        return
+    columns = (BarColumn(), TextColumn("{task.percentage:.0f} %"), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(TextColumn("reading"), *columns, console=console) as bar:
+        task = bar.add_task("")
+        yield lambda done, whole, documents: bar.update(task, completed=done, total=whole)
+
+
+class _ProgressLines:
+    def __init__(self) -> None:
+        self._start = self._last = time.monotonic()
+
+    def show(self, done: int, whole: int, documents: int) -> None:
+        now = time.monotonic()
+        if now - self._last < _SECONDS_BETWEEN_LINES:
+            return
+        self._last, rate = now, done / (now - self._start) / 1e6
+        print(f"{done / max(1, whole):.0%} read, {documents:,} documents, {rate:.1f} MB/s", file=sys.stderr, flush=True)
 
 
 def _inspect(arguments: argparse.Namespace) -> None:
@@ -95,7 +126,7 @@ def _inspect(arguments: argparse.Namespace) -> None:
     lengths = np.diff(starts)
     print(f"documents       {dataset.documents:,}")
     print(f"tokens          {dataset.tokens:,} ({dataset.dtype.name})")
-    print(f"tokens a document  {lengths.min():,} to {lengths.max():,}, median {int(np.median(lengths)):,}")
+    print(f"a document      {lengths.min():,} to {lengths.max():,}, median {int(np.median(lengths)):,} tokens")
     for key in ("bytes", "skipped"):
         if dataset.manifest and key in dataset.manifest:
             print(f"{key:<15} {dataset.manifest[key]:,}")
@@ -134,7 +165,7 @@ def _compress(arguments: argparse.Namespace) -> None:
         print(f"{name:<28}{bits['gzip']:>8.3f}{bits['xz']:>8.3f}")
 
 
-def _tokenizer_of(dataset, named: str | None):
+def _tokenizer_of(dataset: "IndexedDataset", named: str | None) -> "Tokenizer":
     from polarlm.config import UserError
     from polarlm.data import load_tokenizer
 

@@ -8,6 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,8 @@ def prepare(
         on_progress: called now and then with (bytes read, bytes in all, documents).
 
     Raises:
-        UserError: an input cannot be read, holds no text, or the tokenizer has no end-of-document token.
+        UserError: an input cannot be read, holds no text, the tokenizer has no end-of-document token, or a worker
+            was killed.
     """
     loaded = load_tokenizer(tokenizer)
     if append_eod and loaded.eod_id is None:
@@ -123,6 +125,8 @@ def _encode_all(chunks: Iterable[list[RawDocument]], job: _Job, workers: int) ->
                     yield in_flight.popleft().result()
             while in_flight:
                 yield in_flight.popleft().result()
+        except BrokenProcessPool:
+            raise UserError("a worker was killed, perhaps for want of memory; use fewer --workers") from None
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
