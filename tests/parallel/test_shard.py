@@ -6,13 +6,28 @@ import torch
 from polarlm.config import load_run
 from polarlm.data import Batch
 from polarlm.model import IGNORED, Transformer, initialise
-from polarlm.parallel import build_mesh, build_model
+from polarlm.parallel import Engine
 from polarlm.train import build_optimizer, train_step
 from ranks import run_ranks
 
 SHAPE = {"model.layers": 2, "model.hidden": 32, "model.heads": 4, "model.vocab-size": 61}
 TRAIN = {"train.steps": 3, "train.seq-len": 16, "train.optimizer.eps": 1e-6}
 FLAGS = [word for path, value in (SHAPE | TRAIN).items() for word in (f"--{path}", str(value))]
+LAYOUTS = {  # ranks and flags of a layout
+    "alone": (1, []),
+    "zero 0 x2": (2, []),
+    "zero 0 x4": (4, []),
+    **{
+        f"zero {stage} x{ranks}": (ranks, ["--parallel.zero-stage", str(stage)])
+        for stage in (1, 2, 3)
+        for ranks in (2, 4)
+    },
+    **{
+        f"zero {stage} in groups of 2, x4": (4, ["--parallel.zero-stage", str(stage), "--parallel.hybrid", "2"])
+        for stage in (1, 2, 3)
+    },
+    "zero 3 x2 in host memory": (2, ["--parallel.zero-stage", "3", "--parallel.offload", "parameters"]),
+}
 FAMILIES = {
     "gpt": ["--model.family", "gpt"],
     "llama": ["--model.family", "llama", "--model.kv-heads", "2"],
@@ -20,8 +35,8 @@ FAMILIES = {
 }
 
 
-def _config(family, ranks):
-    flags = [*FLAGS, *FAMILIES[family], "--parallel.ranks", str(ranks)]
+def _config(family, ranks, flags=()):
+    flags = [*FLAGS, *FAMILIES[family], "--parallel.ranks", str(ranks), *flags]
     return load_run(None, environment={}, flags=flags).config
 
 
@@ -44,11 +59,11 @@ def _batches(step, rank, ranks, micro):
     ]
 
 
-def _train(world, family, micro, clip):
+def _train(world, family, flags, micro, clip):
     """Three steps of the engine; losses, norms, and every gathered gradient of step 1 and weight after step 3."""
-    config = _config(family, world.size)
-    model = build_model(config, build_mesh(config.parallel, world), world)
-    optimizer = build_optimizer(model, config.train.optimizer)
+    config = _config(family, world.size, flags)
+    engine = Engine(config, world)
+    model, optimizer = engine.model, build_optimizer(engine.model, config.train.optimizer)
     gradients, steps = {}, []
 
     def keep_first(*_):
@@ -58,7 +73,7 @@ def _train(world, family, micro, clip):
     optimizer.register_step_pre_hook(keep_first)
     for step in range(3):
         batches = _batches(step, world.rank, world.size, micro)
-        result = train_step(model, optimizer, batches, world, precision="fp32", clip=clip)
+        result = train_step(engine, optimizer, batches, clip=clip)
         steps.append((result.loss, result.grad_norm))
     return steps, gradients, {n: _whole(p) for n, p in model.named_parameters()}
 
@@ -93,12 +108,13 @@ def _reference(family, clip):
     return steps, gradients, {n: p.detach() for n, p in model.named_parameters()}
 
 
-@pytest.mark.parametrize(("ranks", "micro"), [(1, 8), (1, 2), (2, 4), (2, 1), (4, 2)])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_division_of_the_global_batch_is_the_same_step(family, ranks, micro):
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("family", "micro"), [("gpt", 1), ("llama", 2), ("llama tied", 1)])
+def test_every_layout_takes_the_same_steps(family, layout, micro):
+    ranks, flags = LAYOUTS[layout]
     clip = 0.1  # small enough to act, so a wrong norm shows in the weights
     steps, gradients, weights = _reference(family, clip)
-    results = run_ranks(ranks, _train, family, micro, clip)
+    results = run_ranks(ranks, _train, family, flags, micro, clip)
     for rank_steps, rank_gradients, rank_weights in results:
         torch.testing.assert_close(torch.tensor(rank_steps), torch.tensor(steps), rtol=1e-5, atol=0)
         _assert_close(rank_gradients, gradients)
@@ -131,8 +147,7 @@ def test_dropout_differs_between_data_parallel_ranks_and_repeats():
 
 
 def _initial_weights(world):
-    config = _config("gpt", world.size)
-    model = build_model(config, build_mesh(config.parallel, world), world)
+    model = Engine(_config("gpt", world.size), world).model
     return {n: _whole(p) for n, p in model.named_parameters()}
 
 
@@ -152,10 +167,8 @@ def test_a_window_without_trained_tokens_is_no_division_by_zero():
 
 def _train_on_nothing(world):
     config = _config("llama", 1)
-    model = build_model(config, None, world)
+    engine = Engine(config, world)
     batch = _batches(0, 0, 1, 8)[0]
     batch.targets[:] = IGNORED
-    result = train_step(
-        model, build_optimizer(model, config.train.optimizer), [batch], world, precision="fp32", clip=1.0
-    )
+    result = train_step(engine, build_optimizer(engine.model, config.train.optimizer), [batch], clip=1.0)
     return result.loss, result.grad_norm

@@ -10,8 +10,7 @@ import torch
 from polarlm.checkpoint import load_model
 from polarlm.config import UserError, dump_run, load_run
 from polarlm.data import load_tokenizer
-from polarlm.model import Transformer, initialise
-from polarlm.parallel import Device, World
+from polarlm.parallel import Device, Engine, World
 from polarlm.train import Validation, fit, open_run
 from ranks import run_ranks
 
@@ -61,7 +60,7 @@ def test_a_run_can_start_from_anothers_weights(start):
     _, second = start("second", "--train.steps", "2", "--seed", "7", "--train.init-from", str(first))
     trained = dict(load_model(first).named_parameters())
     assert second.progress.step == 0
-    assert all(torch.equal(trained[name], parameter) for name, parameter in second.model.named_parameters())
+    assert all(torch.equal(trained[name], parameter) for name, parameter in second.engine.model.named_parameters())
 
 
 def test_bf16_follows_fp32_with_fp32_weights(start):
@@ -70,7 +69,7 @@ def test_bf16_follows_fp32_with_fp32_weights(start):
         folder, run = start(precision, "--train.steps", "3", "--train.precision", precision)
         fit(run)
         losses[precision] = [line["loss"] for line in _metrics(folder)]
-        assert {parameter.dtype for parameter in run.model.parameters()} == {torch.float32}
+        assert {parameter.dtype for parameter in run.engine.model.parameters()} == {torch.float32}
     assert losses["bf16"] != losses["fp32"]
     assert losses["bf16"] == pytest.approx(losses["fp32"], rel=5e-3)
 
@@ -107,12 +106,10 @@ class _Ragged:
 
 
 def _validate(world, batch_size):
-    config = load_run(None, environment={}, flags=[*SHAPE, "--model.vocab-size", "61", "--train.steps", "1"]).config
-    shape = config.model.model_copy(update={"max_positions": 16})
-    model = Transformer(shape)
-    initialise(model, shape, 1)
+    words = [*SHAPE, "--model.vocab-size", "61", "--train.steps", "1", "--parallel.ranks", str(world.size)]
+    engine = Engine(load_run(None, environment={}, flags=words).config, world)
     token_bytes = np.arange(61, dtype=np.int32) % 5
-    return Validation(_Ragged(), None, token_bytes, False).run(model, world, batch_size, "fp32")
+    return Validation(_Ragged(), None, token_bytes, False).run(engine, batch_size)
 
 
 @pytest.mark.parametrize(("ranks", "batch_size"), [(1, 1), (1, 2), (1, 3), (1, 8), (2, 1), (2, 3), (3, 4)])

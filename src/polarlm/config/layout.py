@@ -7,7 +7,6 @@ from polarlm.config.run import RunConfig
 
 # What the engine can do today; the rest is refused by name, never ignored.
 _AVAILABLE: dict[str, tuple[Any, ...]] = {
-    "parallel.zero_stage": (0,),
     "parallel.tensor": (1,),
     "parallel.pipeline": (1,),
     "parallel.context": (1,),
@@ -86,6 +85,7 @@ def _layout_faults(config: RunConfig, ranks: int) -> list[str]:
             f"x context {parallel.context} = {product}; nearest allowed: {_nearest_multiples(ranks, product)}"
         )
     for field, whole_name, whole, part_name, part in (
+        ("parallel.hybrid", "data-parallel ranks", ranks // product or 1, "hybrid", parallel.hybrid or 1),
         ("parallel.tensor", "model.heads", model.heads, "tensor", parallel.tensor),
         ("parallel.tensor", "model.ffn", model.ffn, "tensor", parallel.tensor),
         ("parallel.pipeline", "model.layers", model.layers, "pipeline", parallel.pipeline),

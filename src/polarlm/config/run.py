@@ -95,6 +95,10 @@ class ParallelConfig(Section):
 
     ranks: PositiveInt | None = Field(None, description="processes; by default every device, or one on a CPU")
     zero_stage: Literal[0, 1, 2, 3] = Field(0, description="what data-parallel ranks share out (arXiv 1910.02054)")
+    hybrid: PositiveInt | None = Field(
+        None, description="data-parallel ranks of a group that shares out; the groups repeat it; by default all"
+    )
+    offload: Literal["none", "parameters"] = Field("none", description="what waits in host memory between its uses")
     tensor: PositiveInt = Field(1, description="ranks that share each matrix")
     pipeline: PositiveInt = Field(1, description="stages the layers are cut into")
     pipeline_schedule: str = Field("1f1b", description="order in which stages take microbatches")
@@ -106,6 +110,11 @@ class ParallelConfig(Section):
         """Data-parallel ranks; only meaningful once `ranks` is resolved."""
         assert self.ranks is not None
         return self.ranks // (self.tensor * self.pipeline * self.context)
+
+    @property
+    def shards(self) -> int:
+        """Ranks that share out a parameter's state; data and context ranks hold the same parameters."""
+        return 1 if self.zero_stage == 0 else (self.hybrid or self.data) * self.context
 
 
 class CheckpointConfig(Section):

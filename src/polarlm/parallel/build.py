@@ -2,23 +2,23 @@
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from polarlm.config import RunConfig
 from polarlm.model import Transformer, draw
+from polarlm.parallel.mesh import Mesh
 from polarlm.parallel.shard import distribute, shard
-from polarlm.parallel.world import World
 
 
-def build_model(config: RunConfig, mesh: DeviceMesh | None, world: World) -> Transformer:
+def build_model(config: RunConfig, mesh: Mesh) -> Transformer:
     """The run's model on this rank's device, with its initial weights.
 
     It is laid out on the meta device first, so that no rank ever holds more than its part and one whole parameter.
     """
     with torch.device("meta"):
         model = Transformer(config.model)
-    shard(model, model.blocks.values(), mesh)
-    model.to_empty(device=world.device.torch)
+    shard(model, model.blocks.values(), config.parallel, mesh)
+    offloads = config.parallel.offload == "parameters"
+    model.to_empty(device="cpu" if offloads else mesh.world.device.torch)
     initialise(model, config)
     return model.train()
 

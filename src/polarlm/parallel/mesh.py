@@ -1,4 +1,8 @@
-"""The mesh: the ranks of a run as a grid whose axes are the ways to share the work."""
+"""The mesh: the ranks of a run as a grid, whose axes are the ways to share the work.
+
+Ranks are numbered with tensor parallelism innermost, where the network is fastest, then context, data and pipeline
+(arXiv 2104.04473). The same grid is looked at in two ways: by which tokens a rank holds, and by which weights.
+"""
 
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
@@ -6,9 +10,40 @@ from polarlm.config import ParallelConfig
 from polarlm.parallel.world import World
 
 
-def build_mesh(parallel: ParallelConfig, world: World) -> DeviceMesh | None:
-    """The mesh of a run with axes (dp_replicate, dp_shard), or None for one process, which runs the model unwrapped."""
-    assert parallel.ranks == world.size, f"the run is laid out for {parallel.ranks} ranks, not {world.size}"
-    if world.size == 1:
-        return None
-    return init_device_mesh(world.device.torch.type, (parallel.data, 1), mesh_dim_names=("dp_replicate", "dp_shard"))
+class Mesh:
+    """A run's grid of ranks; on one process every axis is 1 and no mesh of torch's is made.
+
+    Attributes:
+        tokens: axes (pipeline, data, context, tensor): who holds which samples, and which part of each.
+        weights: axes (pipeline, replicate, shard, tensor): who holds which part of each parameter. Data and context
+            ranks share out or repeat the same parameters, so the two together are replicate x shard.
+    """
+
+    def __init__(self, parallel: ParallelConfig, world: World) -> None:
+        assert parallel.ranks == world.size, f"the run is laid out for {parallel.ranks} ranks, not {world.size}"
+        self.world = world
+        self.tokens: DeviceMesh | None = None
+        self.weights: DeviceMesh | None = None
+        if world.size == 1:
+            return
+        stages, data, context, tensor = parallel.pipeline, parallel.data, parallel.context, parallel.tensor
+        shards = parallel.shards
+        self.tokens = _grid(world, pipeline=stages, data=data, context=context, tensor=tensor)
+        self.weights = _grid(world, pipeline=stages, replicate=data * context // shards, shard=shards, tensor=tensor)
+
+    def size(self, axis: str) -> int:
+        """Ranks along an axis of either view."""
+        mesh = self._view(axis)
+        return 1 if mesh is None else mesh[axis].size()
+
+    def rank(self, axis: str) -> int:
+        """This rank's place along an axis of either view."""
+        mesh = self._view(axis)
+        return 0 if mesh is None else mesh.get_local_rank(axis)
+
+    def _view(self, axis: str) -> DeviceMesh | None:
+        return self.weights if axis in ("replicate", "shard") else self.tokens
+
+
+def _grid(world: World, **axes: int) -> DeviceMesh:
+    return init_device_mesh(world.device.torch.type, tuple(axes.values()), mesh_dim_names=tuple(axes))

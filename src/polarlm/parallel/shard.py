@@ -1,5 +1,12 @@
 """Data parallelism and ZeRO (arXiv 1910.02054) by one engine, FSDP2's `fully_shard`.
 
+| stage | mesh (replicate, shard) | between its uses a rank holds | travels |
+|---|---|---|---|
+| 0 | (n, 1) | everything | gradients, summed over the replicas once a step |
+| 1 | (r, s) | its shard of the optimizer's state | gradients once a step, parameters once a step |
+| 2 | (r, s) | and of the gradients | gradients once a microbatch, parameters once a step |
+| 3 | (r, s) | and of the parameters | gradients once, parameters twice a microbatch |
+
 Every reduction is a sum: the loss of a microbatch is already divided by the trained tokens of the global batch, so
 that gradients of ranks and microbatches with different numbers of trained tokens add up to the right mean.
 """
@@ -8,32 +15,46 @@ from collections.abc import Iterable
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from polarlm.config import ParallelConfig
+from polarlm.parallel.mesh import Mesh
 
 
-def shard(model: nn.Module, blocks: Iterable[nn.Module], mesh: DeviceMesh | None) -> None:
-    """Share the model out over the mesh's data-parallel axes, in place; on one process this is the identity.
+def shard(model: nn.Module, blocks: Iterable[nn.Module], parallel: ParallelConfig, mesh: Mesh) -> None:
+    """Share the model out over the mesh's (replicate, shard) axes, in place; on one process this is the identity.
 
     Args:
         blocks: the parts that communicate on their own, so that their traffic overlaps with the others' work.
-        mesh: axes (dp_replicate, dp_shard); stage 0 is all replicas and shards of one.
     """
-    if mesh is None:
+    if mesh.weights is None:
         return
+    # Pinned memory needs an accelerator's driver.
+    pinned = mesh.world.device.torch.type != "cpu"
+    offload = CPUOffloadPolicy(pin_memory=pinned) if parallel.offload == "parameters" else OffloadPolicy()
     for part in (*blocks, model):
-        fully_shard(part, mesh=mesh, reshard_after_forward=False)
+        fully_shard(
+            part,
+            mesh=mesh.weights["replicate", "shard"],
+            reshard_after_forward=parallel.zero_stage == 3,
+            offload_policy=offload,
+        )
     for part in model.modules():
         if isinstance(part, FSDPModule):
             part.set_force_sum_reduction_for_comms(True)
             part.set_gradient_divide_factor(1.0)
 
 
-def reduce_gradients_after(model: nn.Module, is_last_microbatch: bool) -> None:
-    """Say before a microbatch whether its backward pass reduces the accumulated gradients over the ranks."""
+def communicate_after(model: nn.Module, is_last_microbatch: bool, zero_stage: int) -> None:
+    """Say before a microbatch what its backward pass does: reduce the gradients, and let go of gathered parameters.
+
+    Stages 0 and 1 add up a step's gradients first and reduce them once; up to stage 2 parameters stay gathered through
+    the microbatches of a step.
+    """
     if isinstance(model, FSDPModule):
-        model.set_requires_gradient_sync(is_last_microbatch)
+        model.set_requires_gradient_sync(is_last_microbatch or zero_stage >= 2)
+        model.set_reshard_after_backward(is_last_microbatch or zero_stage == 3)
 
 
 def clip_gradients(model: nn.Module, largest_norm: float) -> float:
@@ -54,7 +75,7 @@ def clip_gradients(model: nn.Module, largest_norm: float) -> float:
 def distribute(full: torch.Tensor, parameter: torch.Tensor) -> None:
     """Fill this rank's part of `parameter` from the full tensor, which every rank holds."""
     if isinstance(parameter, DTensor):
-        full = torch.distributed.tensor.distribute_tensor(
+        full = distribute_tensor(
             full.to(parameter.device), parameter.device_mesh, parameter.placements, src_data_rank=None
         )
     parameter.copy_(full)

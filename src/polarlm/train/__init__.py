@@ -8,7 +8,7 @@ from polarlm.train.loop import fit
 from polarlm.train.optimizer import build_optimizer
 from polarlm.train.run import Progress, Run, open_run
 from polarlm.train.schedule import learning_rate
-from polarlm.train.step import StepResult, forward_loss, train_step
+from polarlm.train.step import StepResult, as_tensors, train_step
 from polarlm.train.validation import Validation, ValidationResult
 
 __all__ = [
@@ -17,9 +17,9 @@ __all__ = [
     "StepResult",
     "Validation",
     "ValidationResult",
+    "as_tensors",
     "build_optimizer",
     "fit",
-    "forward_loss",
     "learning_rate",
     "open_run",
     "train_step",

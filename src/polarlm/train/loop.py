@@ -25,13 +25,11 @@ def fit(run: Run) -> None:
             lr = learning_rate(step, train)
             for group in run.optimizer.param_groups:
                 group["lr"] = lr
-            seed_dropout(run.config.seed, step, world.rank)
+            seed_dropout(run.config.seed, step, run.engine.dropout_rank)
             result = train_step(
-                run.model,
+                run.engine,
                 run.optimizer,
                 microbatches,
-                world,
-                precision=train.precision,
                 clip=train.optimizer.clip,
                 asked_to_stop=bool(stop),
             )
@@ -61,8 +59,8 @@ def _loader(run: Run) -> Loader:
         run.samples,
         global_batch_size=train.global_batch_size,
         micro_batch_size=train.micro_batch_size,
-        rank=run.world.rank,
-        ranks=run.world.size,
+        rank=run.engine.data_rank,
+        ranks=run.engine.data_ranks,
         start_sample=run.progress.samples,
         mask_documents=run.config.data.mask_documents,
     )
@@ -74,7 +72,7 @@ def _is_due(step: int, every: int, is_last: bool) -> bool:
 
 def _validate(run: Run, line: ProgressLine) -> dict[str, float | None]:
     train = run.config.train
-    result = run.validation.run(run.model, run.world, train.micro_batch_size, train.precision)
+    result = run.validation.run(run.engine, train.micro_batch_size)
     line.validated(run.progress.step, result.loss, result.bits_per_byte)
     return {"val_loss": result.loss, "val_bits_per_byte": result.bits_per_byte, "val_tokens": result.tokens}
 

@@ -14,8 +14,7 @@ from torch.optim import Optimizer
 from polarlm.checkpoint import Checkpoints, load_weights
 from polarlm.config import RunConfig, UserError
 from polarlm.data import IndexedDataset, Samples, SyntheticSamples, load_tokenizer, open_split
-from polarlm.model import Transformer
-from polarlm.parallel import World, build_mesh, build_model
+from polarlm.parallel import Engine, World
 from polarlm.train.environment import describe_environment
 from polarlm.train.metrics import MetricsLog
 from polarlm.train.optimizer import build_optimizer
@@ -40,7 +39,7 @@ class Run:
 
     config: RunConfig
     world: World
-    model: Transformer
+    engine: Engine
     optimizer: Optimizer
     samples: Samples | SyntheticSamples
     validation: Validation | None
@@ -52,7 +51,7 @@ class Run:
     def save(self) -> None:
         """Write a checkpoint of the present step; every rank calls."""
         record = asdict(self.progress) | {"config": self.config.model_dump(mode="json"), "data": self.data_record}
-        self.checkpoints.save(self.progress.step, self.model, self.optimizer, record)
+        self.checkpoints.save(self.progress.step, self.engine.model, self.optimizer, record)
 
 
 def open_run(folder: Path, config: RunConfig, world: World) -> Run:
@@ -61,22 +60,22 @@ def open_run(folder: Path, config: RunConfig, world: World) -> Run:
     Raises:
         UserError: the data or the tokenizer cannot be used, or is not what the checkpoint was trained on.
     """
-    model = build_model(config, build_mesh(config.parallel, world), world)
-    optimizer = build_optimizer(model, config.train.optimizer)
+    engine = Engine(config, world)
+    optimizer = build_optimizer(engine.model, config.train.optimizer)
     checkpoints = Checkpoints(folder / "checkpoints", config.checkpoint.keep_last, world)
     data_record = _record_data(config)
-    progress = _resume(checkpoints, model, optimizer, data_record)
+    progress = _resume(checkpoints, engine, optimizer, data_record)
     if progress is None:
         progress = Progress()
         if config.train.init_from:
-            load_weights(Path(config.train.init_from), model)
+            load_weights(Path(config.train.init_from), engine.model)
     environment = describe_environment(config.parallel, world)
     if world.is_first:
         _write_json(folder / "environment.json", environment)
     return Run(
         config=config,
         world=world,
-        model=model,
+        engine=engine,
         optimizer=optimizer,
         samples=open_split(config.data, config.train.seq_len, config.seed, "train", config.model.vocab_size),
         validation=_open_validation(config, folder),
@@ -94,7 +93,7 @@ def seed_dropout(seed: int, step: int, rank: int) -> None:
 
 
 def _resume(
-    checkpoints: Checkpoints, model: Transformer, optimizer: Optimizer, data_record: dict[str, Any]
+    checkpoints: Checkpoints, engine: Engine, optimizer: Optimizer, data_record: dict[str, Any]
 ) -> Progress | None:
     step = checkpoints.newest()
     if step is None:
@@ -108,7 +107,7 @@ def _resume(
             )
     # The moments are the checkpoint's; the numbers (decay, betas) are the configuration's, as config.yaml says them.
     numbers = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-    record = checkpoints.load(step, model, optimizer)
+    record = checkpoints.load(step, engine.model, optimizer)
     for group, own in zip(optimizer.param_groups, numbers, strict=True):
         group.update(own)
     return Progress(**{name: record[name] for name in Progress.__dataclass_fields__})

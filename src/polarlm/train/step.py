@@ -1,17 +1,13 @@
 """One optimizer step: the global batch to a loss, to gradients, to new weights."""
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch.optim import Optimizer
 
 from polarlm.data import Batch
-from polarlm.model import IGNORED, Transformer
-from polarlm.parallel import World, clip_gradients, reduce_gradients_after
-
-_AUTOCAST = {"bf16": torch.bfloat16}
+from polarlm.parallel import Arrays, Engine
 
 
 @dataclass(frozen=True)
@@ -24,12 +20,10 @@ class StepResult:
 
 
 def train_step(
-    model: Transformer,
+    engine: Engine,
     optimizer: Optimizer,
     microbatches: Sequence[Batch],
-    world: World,
     *,
-    precision: str,
     clip: float,
     asked_to_stop: bool = False,
 ) -> StepResult:
@@ -40,33 +34,24 @@ def train_step(
 
     Args:
         clip: largest gradient norm; 0 is no clipping.
-        asked_to_stop: whether this rank was; it rides on the exchange of the loss.
+        asked_to_stop: whether this rank was.
     """
-    trained = sum(int((batch.targets != IGNORED).sum()) for batch in microbatches)
-    (trained_globally,) = world.sum(trained)
-    loss_sum = torch.zeros((), device=world.device.torch)
-    for number, batch in enumerate(microbatches, start=1):
-        reduce_gradients_after(model, number == len(microbatches))
-        batch_loss = forward_loss(model, batch, world, precision)
-        (batch_loss / max(trained_globally, 1)).backward()
-        loss_sum += batch_loss.detach()
-    grad_norm = clip_gradients(model, clip)
+    batches = [as_tensors(batch) for batch in microbatches]
+    trained = engine.count_trained(batches)
+    loss_sum = engine.forward_backward(batches, trained)
+    grad_norm = engine.clip_gradients(clip)
     optimizer.step()
     optimizer.zero_grad()
-    loss_globally, stops = world.sum(loss_sum.item(), float(asked_to_stop))
-    return StepResult(loss_globally / max(trained_globally, 1), grad_norm, stops > 0)
+    (stops,) = engine.world.sum(float(asked_to_stop))
+    return StepResult(loss_sum / max(trained, 1), grad_norm, stops > 0)
 
 
-def forward_loss(model: Transformer, batch: Batch, world: World, precision: str) -> torch.Tensor:
-    """The summed token loss of a batch of this rank's, fp32 scalar in nats."""
-    device = world.device.torch
-    arrays = (batch.tokens, batch.positions, batch.document_ids, batch.targets)
-    tensors = (None if array is None else torch.from_numpy(array).to(device, non_blocking=True) for array in arrays)
-    with _matrix_products_in(precision, device):
-        return model(*tensors)
-
-
-def _matrix_products_in(precision: str, device: torch.device) -> AbstractContextManager:
-    if precision == "fp32":
-        return nullcontext()
-    return torch.autocast(device.type, dtype=_AUTOCAST[precision])
+def as_tensors(batch: Batch) -> Arrays:
+    """The arrays of a batch as tensors that share their memory, in the order of the model's arguments."""
+    document_ids = None if batch.document_ids is None else torch.from_numpy(batch.document_ids)
+    return (
+        torch.from_numpy(batch.tokens),
+        torch.from_numpy(batch.positions),
+        document_ids,
+        torch.from_numpy(batch.targets),
+    )

@@ -4,12 +4,11 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from polarlm.data import Batch, Samples, SyntheticSamples, batch_of
-from polarlm.model import IGNORED, Transformer
-from polarlm.parallel import World
-from polarlm.train.step import forward_loss
+from polarlm.model import IGNORED
+from polarlm.parallel import Engine
+from polarlm.train.step import as_tensors
 
 
 @dataclass(frozen=True)
@@ -43,27 +42,23 @@ class Validation:
         self._token_bytes = token_bytes
         self._mask_documents = mask_documents
 
-    @torch.no_grad()
-    def run(self, model: Transformer, world: World, batch_size: int, precision: str) -> ValidationResult:
+    def run(self, engine: Engine, batch_size: int) -> ValidationResult:
         """Score every sample once, shared out over the ranks."""
         loss, tokens, text_bytes = 0.0, 0, 0
-        was_training = model.training
-        model.eval()
-        for batch in self._batches(world, batch_size):
-            loss += forward_loss(model, batch, world, precision).item()
+        for batch in self._batches(engine, batch_size):
+            loss += engine.evaluate(as_tensors(batch))
             scored = batch.targets[batch.targets != IGNORED]
             tokens += scored.size
             text_bytes += 0 if self._token_bytes is None else int(self._token_bytes[scored].sum())
-        model.train(was_training)
-        loss, tokens, text_bytes = world.sum(loss, tokens, text_bytes)
+        loss, tokens, text_bytes = engine.sum(loss, tokens, text_bytes)
         bits_per_byte = loss / math.log(2) / text_bytes if text_bytes else None
         return ValidationResult(loss / max(tokens, 1), bits_per_byte, int(tokens))
 
-    def _batches(self, world: World, batch_size: int):
+    def _batches(self, engine: Engine, batch_size: int):
         """This rank's batches: as many as every other rank's, so that none waits for another in a forward pass."""
-        stride = world.size * batch_size
+        stride = engine.data_ranks * batch_size
         for start in range(0, len(self._ids), stride):
-            first = start + world.rank * batch_size
+            first = start + engine.data_rank * batch_size
             ids = self._ids[first : first + batch_size]
             batch = batch_of(self._samples, ids or self._ids[:1], self._mask_documents)
             if not ids:
