@@ -2,14 +2,10 @@
 
 import hashlib
 import json
-import multiprocessing
 import os
-import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +15,9 @@ from polarlm.config import UserError
 from polarlm.data.indexed import IndexedWriter, smallest_dtype
 from polarlm.data.readers import BadDocument, RawDocument, find_sources, read_raw, read_text
 from polarlm.data.tokenizer import Tokenizer, load_tokenizer
+from polarlm.data.workers import ordered_map
 
 _CHUNK_BYTES = 1 << 20
-_CHUNKS_AHEAD = 3  # a worker, in flight
 
 
 @dataclass(frozen=True)
@@ -112,46 +108,17 @@ def _chunks(documents: Iterable[RawDocument]) -> Iterator[list[RawDocument]]:
 def _encode_all(chunks: Iterable[list[RawDocument]], job: _Job, workers: int) -> Iterator[_Encoded]:
     """The chunks encoded, in their order, with only a few in flight at a time."""
     if workers == 1:
-        tokenizer = load_tokenizer(job.tokenizer)
-        yield from (_encode(chunk, job, tokenizer) for chunk in chunks)
-        return
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, spawn, initializer=_start_worker, initargs=(job,)) as pool:
-        in_flight: deque[Future[_Encoded]] = deque()
-        try:
-            for chunk in chunks:
-                in_flight.append(pool.submit(_encode_in_worker, chunk))
-                if len(in_flight) >= workers * _CHUNKS_AHEAD:
-                    yield in_flight.popleft().result()
-            while in_flight:
-                yield in_flight.popleft().result()
-        except BrokenProcessPool:
-            raise UserError("a worker was killed, perhaps for want of memory; use fewer --workers") from None
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+        return map(_encoder(job), chunks)
+    return ordered_map(partial(_encoder_of_worker, job), chunks, workers)
 
 
-_worker: tuple[_Job, Tokenizer] | None = None  # of a worker process
+def _encoder(job: _Job) -> Callable[[list[RawDocument]], _Encoded]:
+    return partial(_encode, job=job, tokenizer=load_tokenizer(job.tokenizer))
 
 
-def _start_worker(job: _Job) -> None:
-    global _worker
+def _encoder_of_worker(job: _Job) -> Callable[[list[RawDocument]], _Encoded]:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
-    _worker = job, load_tokenizer(job.tokenizer)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    """A parent that is killed cannot end its workers, so each looks after it."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
-
-
-def _encode_in_worker(chunk: list[RawDocument]) -> _Encoded:
-    assert _worker is not None
-    return _encode(chunk, *_worker)
+    return _encoder(job)
 
 
 def _encode(chunk: list[RawDocument], job: _Job, tokenizer: Tokenizer) -> _Encoded:
