@@ -1,7 +1,8 @@
 """From text to this rank's batches: documents, token ids on disk, samples by arithmetic, a loader that reads ahead.
 
-`tokenizer` turns text into ids; `readers` and `prepare` turn files into an indexed dataset, on the processes of
-`workers`; `indexed` reads and writes its format; `samples` cuts it without an index, `loader` hands out batches. No torch: arrays are numpy's.
+`tokenizer` turns text into ids; `readers` finds documents, `prepare` encodes them on the processes of `workers`,
+`indexed` keeps the ids on disk; `samples` cuts them without an index, `loader` hands out batches. No torch: arrays are
+numpy's.
 """
 
 from polarlm.data.compress import compressed_bits_per_byte
