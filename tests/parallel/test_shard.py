@@ -26,6 +26,9 @@ LAYOUTS = {  # ranks and flags of a layout
         f"zero {stage} in groups of 2, x4": (4, ["--parallel.zero-stage", str(stage), "--parallel.hybrid", "2"])
         for stage in (1, 2, 3)
     },
+    "tensor 2": (2, ["--parallel.tensor", "2"]),
+    "tensor 4": (4, ["--parallel.tensor", "4"]),
+    "tensor 2 x zero 3 x2": (4, ["--parallel.tensor", "2", "--parallel.zero-stage", "3"]),
     "zero 3 x2 in host memory": (2, ["--parallel.zero-stage", "3", "--parallel.offload", "parameters"]),
 }
 FAMILIES = {
@@ -72,7 +75,7 @@ def _train(world, family, flags, micro, clip):
 
     optimizer.register_step_pre_hook(keep_first)
     for step in range(3):
-        batches = _batches(step, world.rank, world.size, micro)
+        batches = _batches(step, engine.data_rank, engine.data_ranks, micro)
         result = train_step(engine, optimizer, batches, clip=clip)
         steps.append((result.loss, result.grad_norm))
     return steps, gradients, {n: _whole(p) for n, p in model.named_parameters()}

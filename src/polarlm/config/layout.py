@@ -7,7 +7,6 @@ from polarlm.config.run import RunConfig
 
 # What the engine can do today; the rest is refused by name, never ignored.
 _AVAILABLE: dict[str, tuple[Any, ...]] = {
-    "parallel.tensor": (1,),
     "parallel.pipeline": (1,),
     "parallel.context": (1,),
     "train.precision": ("fp32", "bf16"),
@@ -88,6 +87,7 @@ def _layout_faults(config: RunConfig, ranks: int) -> list[str]:
         ("parallel.hybrid", "data-parallel ranks", ranks // product or 1, "hybrid", parallel.hybrid or 1),
         ("parallel.tensor", "model.heads", model.heads, "tensor", parallel.tensor),
         ("parallel.tensor", "model.ffn", model.ffn, "tensor", parallel.tensor),
+        ("parallel.tensor", "train.seq_len", train.seq_len, "tensor", parallel.tensor),
         ("parallel.pipeline", "model.layers", model.layers, "pipeline", parallel.pipeline),
         ("parallel.context", "train.seq_len", train.seq_len, "the sequence shards", shards),
     ):

@@ -7,6 +7,7 @@ from polarlm.config import RunConfig
 from polarlm.model import Transformer, draw
 from polarlm.parallel.mesh import Mesh
 from polarlm.parallel.shard import distribute, shard
+from polarlm.parallel.tensor import share_matrices
 
 
 def build_model(config: RunConfig, mesh: Mesh) -> Transformer:
@@ -16,6 +17,8 @@ def build_model(config: RunConfig, mesh: Mesh) -> Transformer:
     """
     with torch.device("meta"):
         model = Transformer(config.model)
+    if mesh.size("tensor") > 1:
+        share_matrices(model, mesh.weights["tensor"])
     shard(model, model.blocks.values(), config.parallel, mesh)
     offloads = config.parallel.offload == "parameters"
     model.to_empty(device="cpu" if offloads else mesh.world.device.torch)

@@ -1,0 +1,188 @@
+"""Tensor parallelism with sequence parallelism (Megatron-LM, arXiv 1909.08053 and 2205.05198).
+
+The ranks of a tensor group share each matrix: attention by heads, feed-forward by columns then rows, embedding and head
+by vocabulary. Between the matrices each rank holds S/t tokens of every sequence, so norms, dropout and the residual
+stream are shared too. A block's forward pass gathers the sequence twice and scatters sums twice.
+"""
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+from polarlm.model import IGNORED, Attention, Block, Transformer
+
+_SEQUENCE, _HEADS = 1, 2  # dims of [B, S, H] and of [B, S, A, D]
+
+
+def share_matrices(model: Transformer, mesh: DeviceMesh) -> None:
+    """Put tensor and sequence parallelism on a model, in place; parts that a pipeline stage lacks are passed over.
+
+    Args:
+        mesh: the tensor axis, of at least two ranks that divide the heads and the feed-forward width.
+    """
+    if model.embedding is not None:
+        plan: dict[str, ParallelStyle] = {
+            "tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(_SEQUENCE))
+        }
+        if model.embedding.positions is not None:
+            plan["positions"] = _ShareOutput()
+        parallelize_module(model.embedding, mesh, plan)
+    for block in model.blocks.values():
+        _share_block(block, mesh)
+    if model.norm is not None:
+        parallelize_module(model.norm, mesh, SequenceParallel())
+    if model.head is not None:
+        if not model.config.tied_embeddings or model.embedding is None:
+            _distribute(model.head, "weight", mesh, Shard(0))
+        model.tie_head()
+        model.loss = VocabularyParallelCrossEntropy(mesh)
+
+
+def _share_block(block: Block, mesh: DeviceMesh) -> None:
+    gather = PrepareModuleInput(input_layouts=(Shard(_SEQUENCE),), desired_input_layouts=(Replicate(),))
+    columns, rows = ColwiseParallel(), RowwiseParallel(output_layouts=Shard(_SEQUENCE))
+    plan: dict[str, ParallelStyle] = {
+        "attention_norm": SequenceParallel(),
+        "attention": PrepareModuleInput(
+            input_layouts=(Shard(_SEQUENCE), None, None), desired_input_layouts=(Replicate(), None, None)
+        ),
+        "attention.q": columns,
+        "attention.output": rows,
+        "feed_forward_norm": SequenceParallel(),
+        "feed_forward": gather,
+        "feed_forward.up": columns,
+        "feed_forward.down": rows,
+    }
+    if hasattr(block.feed_forward, "gate") and block.feed_forward.gate is not None:
+        plan["feed_forward.gate"] = columns
+    attention = block.attention
+    for norm in ("q_norm", "k_norm"):
+        if getattr(attention, norm) is not None:
+            plan[f"attention.{norm}"] = SequenceParallel(sequence_dim=_HEADS, use_local_output=True)
+    repeats_kv = (attention.k.out_features // attention.head_dim) % mesh.size() != 0
+    for projection in ("k", "v"):
+        plan[f"attention.{projection}"] = _Repeat() if repeats_kv else columns
+    if repeats_kv:
+        _choose_kv_heads(attention, mesh)
+        if attention.k_norm is not None:
+            plan["attention.k_norm"] = _Repeat()
+    parallelize_module(block, mesh, plan)
+
+
+def _choose_kv_heads(attention: Attention, mesh: DeviceMesh) -> None:
+    """Fewer key and value heads than ranks: every rank computes all of them, and attends to those its queries read."""
+    heads = attention.q.out_features // attention.head_dim
+    kv_heads = attention.k.out_features // attention.head_dim
+    local, first = heads // mesh.size(), heads // mesh.size() * mesh.get_local_rank()
+    reads = [head * kv_heads // heads for head in range(first, first + local)]
+    attention.core = _ChosenKVHeads(attention.core, reads)
+
+
+class _ChosenKVHeads(nn.Module):
+    """A core that hands on, for each local query head, the key and value head that it reads."""
+
+    def __init__(self, core: nn.Module, reads: list[int]) -> None:
+        super().__init__()
+        self.core = core
+        distinct = sorted(set(reads))
+        # Grouped attention needs equal groups in order; else each query head gets a copy of its own.
+        is_grouped = len(reads) % len(distinct) == 0 and reads == [
+            head for head in distinct for _ in range(len(reads) // len(distinct))
+        ]
+        self._reads = distinct if is_grouped else reads
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, document_ids: Tensor | None = None) -> Tensor:
+        return self.core(q, k[:, self._reads], v[:, self._reads], document_ids)
+
+
+class _Repeat(ParallelStyle):
+    """Every rank holds the whole layer and sees the whole input; each rank's gradient is a part of the sum."""
+
+    def _apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+        return distribute_module(module, mesh, None, self._take, self._give)
+
+    @staticmethod
+    def _take(module: nn.Module, inputs: tuple, mesh: DeviceMesh) -> Tensor:
+        given = inputs[0]
+        return given if isinstance(given, DTensor) else DTensor.from_local(given, mesh, [Replicate()], run_check=False)
+
+    @staticmethod
+    def _give(module: nn.Module, output: DTensor, mesh: DeviceMesh) -> Tensor:
+        return output.to_local(grad_placements=[Partial()])
+
+
+class _ShareOutput(ParallelStyle):
+    """Every rank holds the whole table and looks up its part of the sequence."""
+
+    def _apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+        return distribute_module(module, mesh, None, self._take, self._give)
+
+    @staticmethod
+    def _take(module: nn.Module, inputs: tuple, mesh: DeviceMesh) -> DTensor:
+        whole = DTensor.from_local(inputs[0], mesh, [Replicate()], run_check=False)
+        return whole.redistribute(placements=[Shard(_SEQUENCE)])
+
+    @staticmethod
+    def _give(module: nn.Module, output: DTensor, mesh: DeviceMesh) -> Tensor:
+        return output.to_local()
+
+
+def _distribute(module: nn.Module, name: str, mesh: DeviceMesh, placement: Shard) -> None:
+    weight = distribute_tensor(getattr(module, name), mesh, [placement], src_data_rank=None)
+    module.register_parameter(name, nn.Parameter(weight))
+
+
+class VocabularyParallelCrossEntropy(nn.Module):
+    """`CrossEntropy` over a head shared out by vocabulary; logits are never gathered (arXiv 1909.08053, section 3)."""
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        super().__init__()
+        self._mesh = mesh
+
+    def forward(self, hidden: Tensor, head_weight: DTensor, targets: Tensor) -> Tensor:
+        """hidden [B, S, H] shared by sequence, head_weight [V, H] by rows, targets int64 [B, S] -> fp32 scalar."""
+        whole = hidden.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
+        logits = F.linear(whole, head_weight.to_local()).flatten(0, 1).float()
+        first = _first_row(head_weight, self._mesh)
+        return _ShardedCrossEntropy.apply(logits, targets.flatten(), first, self._mesh.get_group())
+
+
+def _first_row(weight: DTensor, mesh: DeviceMesh) -> int:
+    """The vocabulary id of this rank's first row; rows are shared out as `torch.chunk` does."""
+    return -(-weight.shape[0] // mesh.size()) * mesh.get_local_rank()
+
+
+class _ShardedCrossEntropy(torch.autograd.Function):
+    """Summed cross-entropy of logits [N, V/t] that each rank holds its columns of."""
+
+    @staticmethod
+    def forward(ctx, logits: Tensor, targets: Tensor, first: int, group: dist.ProcessGroup) -> Tensor:
+        highest = logits.amax(1) if logits.shape[1] else logits.new_full((len(logits),), -torch.inf)
+        dist.all_reduce(highest, dist.ReduceOp.MAX, group)
+        exponentials = (logits - highest[:, None]).exp()
+        local = targets - first
+        is_here = (local >= 0) & (local < logits.shape[1])
+        index = local.clamp(0, max(logits.shape[1] - 1, 0))[:, None]
+        chosen = torch.where(is_here, logits.gather(1, index)[:, 0] - highest, 0.0)
+        sums = torch.stack([exponentials.sum(1), chosen])
+        dist.all_reduce(sums, group=group)
+        is_trained = targets != IGNORED
+        ctx.save_for_backward(exponentials / sums[0][:, None], index, is_here, is_trained)
+        return torch.where(is_trained, sums[0].log() - sums[1], 0.0).sum()
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple:
+        probabilities, index, is_here, is_trained = ctx.saved_tensors
+        probabilities.scatter_add_(1, index, -is_here.to(probabilities.dtype)[:, None])
+        return probabilities * (grad * is_trained)[:, None], None, None, None
