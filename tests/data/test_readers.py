@@ -126,7 +126,8 @@ def library(tmp_path, monkeypatch):
 def test_the_library_comes_in_a_mixed_order_that_its_place_does_not_change(library, tmp_path, monkeypatch):
     first = texts_of("stdlib")
     assert sorted(first) == sorted(f"# {number}\n" for number in range(40))
-    assert first != sorted(first)
+    in_email = [int(text[2:]) % 2 for text in first]
+    assert 5 < sum(in_email[:20]) < 15  # of the 20 in that folder, which a sorted order has all in one half
     moved = library.rename(tmp_path / "moved")
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(moved))
     assert texts_of("stdlib") == first
