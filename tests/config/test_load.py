@@ -114,6 +114,24 @@ WRONG = {  # what the user gives -> words that the message must hold
     ),
     "world is no multiple": (["--parallel.tensor", "4"], ["parallel.ranks", "2", "tensor 4", "nearest allowed: 4"]),
     "not available": (["--parallel.pipeline", "2"], ["parallel.pipeline", "not available yet"]),
+    "ulysses needs heads": (
+        [
+            "--parallel.context-method",
+            "ulysses",
+            "--parallel.context",
+            "16",
+            "--parallel.ranks",
+            "16",
+            "--model.heads",
+            "40",
+            "--model.kv-heads",
+            "8",
+            "--model.head-dim",
+            "2",
+        ],
+        ["parallel.context", "16", "40 query", "allowed: 1, 2, 4, 8, 40"],
+    ),
+    "ring drops no attention": (["--parallel.context", "2", "--model.dropout", "0.1"], ["model.dropout", "ulysses"]),
     "no such stage": (["--parallel.zero-stage", "4"], ["parallel.zero_stage", "4"]),
     "group that does not divide": (["--parallel.hybrid", "3"], ["parallel.hybrid", "2", "3", "nearest allowed: 2"]),
     "both lengths": (["--train.tokens", "5"], ["train.tokens", "train.steps"]),
@@ -177,8 +195,8 @@ def test_the_decks_variables(load):
     with pytest.raises(UserError, match="SP_TYPE: 'deepspeed' is unknown; known: megatron, ds"):
         load(environment={"SP_TYPE": "deepspeed"})
     assert load(environment={"SP_TYPE": "megatron"}).config.parallel.tensor == 2
-    with pytest.raises(UserError, match=r"SP_TYPE: parallel\.context: 2 is not available"):
-        load(environment={"SP_TYPE": "ds"})
+    ulysses = load(environment={"SP_TYPE": "ds"}).config.parallel
+    assert (ulysses.context, ulysses.context_method, ulysses.tensor) == (2, "ulysses", 1)
 
 
 def test_a_resumed_run_keeps_what_decides_its_result(load):

@@ -29,6 +29,19 @@ LAYOUTS = {  # ranks and flags of a layout
     "tensor 2": (2, ["--parallel.tensor", "2"]),
     "tensor 4": (4, ["--parallel.tensor", "4"]),
     "tensor 2 x zero 3 x2": (4, ["--parallel.tensor", "2", "--parallel.zero-stage", "3"]),
+    "ulysses 2": (2, ["--parallel.context", "2", "--parallel.context-method", "ulysses"]),
+    "ring 2": (2, ["--parallel.context", "2"]),
+    "ring 4": (4, ["--parallel.context", "4"]),
+    "ulysses 4, zero 3": (
+        4,
+        ["--parallel.context", "4", "--parallel.context-method", "ulysses", "--parallel.zero-stage", "3"],
+    ),
+    "ring 2 x tensor 2": (4, ["--parallel.context", "2", "--parallel.tensor", "2"]),
+    "ulysses 2 x tensor 2": (
+        4,
+        ["--parallel.context", "2", "--parallel.tensor", "2", "--parallel.context-method", "ulysses"],
+    ),
+    "ring 2 x zero 3 x2": (4, ["--parallel.context", "2", "--parallel.zero-stage", "3"]),
     "zero 3 x2 in host memory": (2, ["--parallel.zero-stage", "3", "--parallel.offload", "parameters"]),
 }
 FAMILIES = {

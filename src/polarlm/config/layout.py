@@ -8,7 +8,6 @@ from polarlm.config.run import RunConfig
 # What the engine can do today; the rest is refused by name, never ignored.
 _AVAILABLE: dict[str, tuple[Any, ...]] = {
     "parallel.pipeline": (1,),
-    "parallel.context": (1,),
     "train.precision": ("fp32", "bf16"),
     "train.recompute": ("none",),
     "train.compile": (False,),
@@ -96,7 +95,29 @@ def _layout_faults(config: RunConfig, ranks: int) -> list[str]:
             faults.append(
                 f"{field}: {whole_name} {whole} is not a multiple of {part_name} {part}; nearest allowed: {nearest}"
             )
-    return faults
+    return faults + _context_faults(config)
+
+
+def _context_faults(config: RunConfig) -> list[str]:
+    """What the two ways across sequence shards ask of a model."""
+    model, parallel = config.model, config.parallel
+    if parallel.context == 1:
+        return []
+    if parallel.context_method == "ring":
+        if not model.dropout:
+            return []
+        return [
+            f"model.dropout: {model.dropout} also drops attention weights, which ring attention never holds whole; "
+            "use parallel.context_method ulysses, or dropout 0"
+        ]
+    heads, kv_heads = model.heads // parallel.tensor, max(1, model.kv_heads // parallel.tensor)
+    allowed = [n for n in range(1, heads + 1) if heads % n == 0 and (kv_heads % n == 0 or n % kv_heads == 0)]
+    if parallel.context in allowed:
+        return []
+    return [
+        f"parallel.context: {parallel.context} ranks cannot share {heads} query and {kv_heads} key heads by ulysses; "
+        f"allowed: {', '.join(map(str, allowed))}; or use parallel.context_method ring"
+    ]
 
 
 def _nearest_multiples(number: int, unit: int) -> str:

@@ -5,6 +5,7 @@ from torch import nn
 
 from polarlm.config import RunConfig
 from polarlm.model import Transformer, draw
+from polarlm.parallel.context import share_sequences
 from polarlm.parallel.mesh import Mesh
 from polarlm.parallel.shard import distribute, shard
 from polarlm.parallel.tensor import share_matrices
@@ -17,6 +18,8 @@ def build_model(config: RunConfig, mesh: Mesh) -> Transformer:
     """
     with torch.device("meta"):
         model = Transformer(config.model)
+    if mesh.size("context") > 1:
+        share_sequences(model, config.parallel.context_method, mesh.tokens["context"].get_group())
     if mesh.size("tensor") > 1:
         share_matrices(model, mesh.weights["tensor"])
     shard(model, model.blocks.values(), config.parallel, mesh)

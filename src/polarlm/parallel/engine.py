@@ -9,6 +9,7 @@ from torch import Tensor
 from polarlm.config import RunConfig
 from polarlm.model import IGNORED, Transformer
 from polarlm.parallel.build import build_model
+from polarlm.parallel.context import take_share
 from polarlm.parallel.mesh import Mesh
 from polarlm.parallel.shard import clip_gradients, communicate_after
 from polarlm.parallel.world import World
@@ -36,6 +37,7 @@ class Engine:
         self.dropout_rank = world.rank
         self._zero_stage = config.parallel.zero_stage
         self._precision = config.train.precision
+        self._context_method = config.parallel.context_method
 
     def sum(self, *values: float) -> list[float]:
         """The sum of each value over all ranks that hold tokens of their own, on every rank."""
@@ -44,7 +46,8 @@ class Engine:
 
     def count_trained(self, microbatches: Sequence[Arrays]) -> float:
         """Trained tokens of this step's global batch."""
-        (trained,) = self.sum(sum(int((targets != IGNORED).sum()) for *_, targets in microbatches))
+        targets = (self._share(batch)[-1] for batch in microbatches)
+        (trained,) = self.sum(sum(int((target != IGNORED).sum()) for target in targets))
         return trained
 
     def forward_backward(self, microbatches: Sequence[Arrays], trained: float) -> float:
@@ -61,9 +64,22 @@ class Engine:
     def loss(self, batch: Arrays) -> Tensor:
         """The summed token loss of a batch of this rank's, fp32 scalar in nats."""
         device = self.world.device.torch
-        tensors = (None if array is None else array.to(device, non_blocking=True) for array in batch)
+        tensors = (None if array is None else array.to(device, non_blocking=True) for array in self._share(batch))
         with self._matrix_products():
             return self.model(*tensors)
+
+    def _share(self, batch: Arrays) -> Arrays:
+        """This rank's share of each sequence; documents stay whole, since attention crosses the shares."""
+        ranks = self.mesh.size("context")
+        if ranks == 1:
+            return batch
+        tokens, positions, document_ids, targets = batch
+        shares = (
+            take_share(whole, self._context_method, self.mesh.rank("context"), ranks)
+            for whole in (tokens, positions, targets)
+        )
+        tokens, positions, targets = shares
+        return tokens, positions, document_ids, targets
 
     @torch.no_grad()
     def evaluate(self, batch: Arrays) -> float:
