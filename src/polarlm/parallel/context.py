@@ -201,7 +201,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, mask: Tensor | Non
 def _attend_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, output: Tensor, total: Tensor, is_causal: bool, mask: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of one block's q, k, v, with the output and logsumexp of all blocks together (arXiv 2205.14135, B.2)."""
+    """Gradients of one block's q, k, v, by the output and logsumexp of all blocks together (arXiv 2205.14135, B.2)."""
     kv_heads = k.shape[1]
     k, v = _grouped(q, k), _grouped(q, v)
     if q.device.type == "cpu" and mask is None:

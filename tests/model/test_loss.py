@@ -1,0 +1,65 @@
+"""The fused loss against the plain one: the same sum, the same gradients, never all the logits."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from polarlm.model import IGNORED, CrossEntropy, loss
+
+
+def _plain(hidden, weight, targets):
+    logits = F.linear(hidden, weight).flatten(0, 1)
+    return F.cross_entropy(logits.float(), targets.flatten(), ignore_index=IGNORED, reduction="sum")
+
+
+def _run(function, hidden, weight, targets, scale=1 / 7, autocast=False):
+    hidden, weight = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        total = function(hidden, weight, targets)
+    (total * scale).backward()
+    return total.detach(), hidden.grad, weight.grad
+
+
+@pytest.fixture
+def inputs():
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(3, 170, 24, generator=generator)
+    weight = torch.randn(101, 24, generator=generator)
+    targets = torch.randint(101, (3, 170), generator=generator)
+    targets[0, :60] = targets[2, 100:] = IGNORED
+    return hidden, weight, targets
+
+
+@pytest.mark.parametrize("chunk_logits", [1, 101 * 200, 1 << 20])
+def test_sum_and_gradients_are_the_plain_ones(inputs, chunk_logits, monkeypatch):
+    monkeypatch.setattr(loss, "_CHUNK_LOGITS", chunk_logits)
+    for got, expected in zip(_run(CrossEntropy(), *inputs), _run(_plain, *inputs), strict=True):
+        assert (got - expected).norm() <= 1e-6 * expected.norm()
+
+
+def test_under_autocast_the_products_are_bf16_and_the_gradients_fp32(inputs):
+    got, expected = _run(CrossEntropy(), *inputs, autocast=True), _run(_plain, *inputs, autocast=True)
+    assert [x.dtype for x in got] == [torch.float32] * 3
+    assert got[0] == pytest.approx(expected[0].item(), rel=1e-3)
+    for ours, theirs in zip(got[1:], expected[1:], strict=True):
+        assert (ours - theirs).norm() <= 2e-2 * theirs.norm()
+
+
+def test_large_logits_do_not_overflow(inputs):
+    hidden, weight, targets = inputs
+    for got, expected in zip(_run(CrossEntropy(), hidden * 1e4, weight, targets),
+                             _run(_plain, hidden * 1e4, weight, targets), strict=True):  # fmt: skip
+        assert torch.isfinite(got).all()
+        assert (got - expected).norm() <= 1e-5 * expected.norm()
+
+
+def test_without_trained_tokens_all_is_zero(inputs):
+    hidden, weight, targets = inputs
+    assert all((x == 0).all() for x in _run(CrossEntropy(), hidden, weight, torch.full_like(targets, IGNORED)))
+
+
+def test_without_gradients_none_are_made(inputs):
+    hidden, weight, targets = inputs
+    with torch.no_grad():
+        total = CrossEntropy()(hidden, weight, targets)
+    assert total == pytest.approx(_plain(hidden, weight, targets).item(), rel=1e-6)
