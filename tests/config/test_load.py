@@ -41,7 +41,7 @@ def test_file_then_environment_then_flags(load):
     assert load().config.train.seq_len == 64
     loaded = load(environment={"SEQ_LEN": "128"})
     assert loaded.config.train.seq_len == 128
-    assert loaded.notes == ["SEQ_LEN=128 sets train.seq_len"]
+    assert loaded.notes == ["SEQ_LEN=128: train.seq_len is 128"]
     loaded = load("--train.seq-len", "256", environment={"SEQ_LEN": "128"})
     assert loaded.config.train.seq_len == 256
     assert loaded.notes == []

@@ -19,6 +19,7 @@ __all__ = ["COMMANDS", "main"]
 # name: (module, what it does in one line)
 COMMANDS: dict[str, tuple[str, str]] = {
     "init": ("polarlm.cli.init", "write a commented run file to start from"),
+    "models": ("polarlm.cli.models", "list the model presets and their sizes"),
     "tokenizer": ("polarlm.cli.tokenizer", "train a tokenizer on text"),
     "data": ("polarlm.cli.data", "turn text into token ids, and look at them"),
     "train": ("polarlm.cli.train", "train a model as a run file says, or go on with a run"),

@@ -83,6 +83,7 @@ def _prepare(arguments: argparse.Namespace) -> None:
         f"{manifest['bytes'] / manifest['tokens']:.2f} bytes a token{skipped}{bad}; "
         f"{manifest['bytes'] / seconds / 1e6:.1f} MB/s"
     )
+    print(manifest["engine"])
 
 
 @contextmanager

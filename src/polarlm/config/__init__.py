@@ -6,8 +6,17 @@ environment variables and flags, and stops with one line a fault before anything
 
 from polarlm.config.errors import UserError
 from polarlm.config.layout import default_name
-from polarlm.config.load import LoadedRun, dump_run, field_paths, load_run, load_run_folder, with_tokenizer
+from polarlm.config.load import (
+    LoadedRun,
+    describe_fault,
+    dump_run,
+    field_paths,
+    load_run,
+    load_run_folder,
+    with_tokenizer,
+)
 from polarlm.config.model import ModelConfig, RopeScaling
+from polarlm.config.presets import PRESETS, known_presets
 from polarlm.config.resume import check_same_run
 from polarlm.config.run import (
     CheckpointConfig,
@@ -21,6 +30,7 @@ from polarlm.config.run import (
 )
 
 __all__ = [
+    "PRESETS",
     "CheckpointConfig",
     "DataConfig",
     "LoadedRun",
@@ -35,8 +45,10 @@ __all__ = [
     "UserError",
     "check_same_run",
     "default_name",
+    "describe_fault",
     "dump_run",
     "field_paths",
+    "known_presets",
     "load_run",
     "load_run_folder",
     "with_tokenizer",

@@ -32,6 +32,8 @@ def from_environment(environment: Mapping[str, str], devices: int) -> Leaves:
     """
     given = {name: text for name, text in environment.items() if text.strip()}
     leaves = {field: Value(parse_scalar(given[name]), name) for name, field in _FIELDS.items() if name in given}
+    if "USE_FLASH_ATTN" in given:
+        leaves["train.attention"] = Value(_kernel(given["USE_FLASH_ATTN"]), "USE_FLASH_ATTN")
     if "SP_TYPE" in given:
         leaves |= _sequence_parallel(given, devices)
     return leaves
@@ -49,6 +51,14 @@ def _sequence_parallel(given: Mapping[str, str], devices: int) -> Leaves:
         "parallel.context_method": Value("ulysses", "SP_TYPE"),
         "parallel.tensor": Value(_degree(given, "MPSIZE", 1), "SP_TYPE"),
     }
+
+
+def _kernel(text: str) -> str:
+    if text.lower() in ("1", "true", "on", "yes"):
+        return "flash"
+    if text.lower() in ("0", "false", "off", "no"):
+        return "math"
+    raise UserError(f"USE_FLASH_ATTN: {text!r} is neither on (1) nor off (0)")
 
 
 def _degree(given: Mapping[str, str], name: str, default: int) -> int:

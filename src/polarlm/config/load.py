@@ -14,7 +14,9 @@ from polarlm.config.deck import from_environment
 from polarlm.config.errors import UserError
 from polarlm.config.layout import resolve_layout
 from polarlm.config.run import RunConfig
-from polarlm.config.sources import Leaves, as_tree, from_flags, from_yaml, merge
+from polarlm.config.sources import Leaves, Value, as_tree, from_flags, from_yaml, merge
+
+_SYNTHETIC_STEPS = 20
 
 
 @dataclass(frozen=True)
@@ -47,12 +49,23 @@ def load_run(
 
     leaves = merge(file_leaves, environment_leaves, flag_leaves)
     notes = [
-        f"{leaf.origin}={leaf.value} sets {key}" for key, leaf in environment_leaves.items() if leaves[key] is leaf
+        f"{leaf.origin}={environment[leaf.origin]}: {key} is {leaf.value}"
+        for key, leaf in environment_leaves.items()
+        if leaves[key] is leaf
     ]
+    if _is_endless(leaves):
+        leaves["train.steps"] = Value(_SYNTHETIC_STEPS, "default")
+        notes.append(f"train.steps is {_SYNTHETIC_STEPS}, since synthetic data has no end and none was given")
     config = _validate(leaves)
     config = _with_origins(leaves, resolve_layout, config, devices)
     config, raised = _with_positions(config)
     return LoadedRun(config, notes + raised)
+
+
+def _is_endless(leaves: Leaves) -> bool:
+    """Random ids and no length, as in the deck's own command, whose length was the job's."""
+    paths = leaves["data.paths"].value if "data.paths" in leaves else ["synthetic"]
+    return paths in ("synthetic", ["synthetic"]) and not {"train.steps", "train.tokens"} & leaves.keys()
 
 
 def load_run_folder(folder: Path) -> RunConfig:
@@ -102,9 +115,14 @@ def _validate(leaves: Leaves) -> RunConfig:
         raise UserError("\n".join(_describe(fault, leaves) for fault in error.errors())) from None
 
 
+def describe_fault(error: ValidationError) -> str:
+    """The first fault of a section that was built alone, in one line."""
+    return _describe(error.errors()[0], {})
+
+
 def _describe(fault: Any, leaves: Leaves) -> str:
     """One pydantic fault as one line: where it was given, the field, what is wrong, the mend."""
-    path = ".".join(str(part) for part in fault["loc"] if not isinstance(part, int))
+    path = ".".join(str(part) for part in fault["loc"] if not isinstance(part, int)) or "model"
     message = fault["msg"].removeprefix("Value error, ").replace("Input should be", "should be")
     named = re.match(r"([a-z_.]+)(?:: | (?=is missing))", message)
     if fault["type"] == "value_error" and named:

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from polarlm.config.presets import FAMILIES, PRESETS, default_ffn
+from polarlm.config.presets import FAMILIES, default_ffn, known_presets
 from polarlm.config.section import Section
 
 
@@ -51,15 +51,15 @@ class ModelConfig(Section):
         if not isinstance(given, dict):
             return given
         given = {key: value for key, value in given.items() if value is not None}
-        preset = given.get("preset")
-        if preset is not None and preset not in PRESETS:
-            near = difflib.get_close_matches(str(preset), PRESETS, n=3, cutoff=0.4)
-            raise ValueError(f"no model preset {preset!r}; near ones: {', '.join(near or PRESETS)}")
-        known = PRESETS.get(str(preset), {}) | given
+        preset, presets = given.get("preset"), known_presets()
+        if preset is not None and preset not in presets:
+            near = difflib.get_close_matches(str(preset), presets, n=3, cutoff=0.4)
+            raise ValueError(f"preset: there is none called {preset!r}; near ones: {', '.join(near or presets)}")
+        known = presets.get(str(preset), {}) | given
         filled = FAMILIES.get(known.get("family", "gpt"), {}) | known
         for name in ("layers", "hidden", "heads"):
             if name not in filled:
-                raise ValueError(f"{name} is missing: give model.{name}, or a model.preset ({', '.join(PRESETS)})")
+                raise ValueError(f"{name} is missing: give model.{name}, or a model.preset (see `polarlm models`)")
         hidden, heads = (_whole(filled[name]) for name in ("hidden", "heads"))
         filled.setdefault("kv_heads", filled["heads"])
         filled.setdefault("qkv_bias", filled.get("bias"))

@@ -65,6 +65,9 @@ class TrainConfig(Section):
     gradient_accumulation_steps: PositiveInt | None = Field(None, description="microbatches a step; or the above")
     precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="type of the matrix products")
     recompute: Literal["none", "selective", "full"] = Field("none", description="activations recomputed in backward")
+    attention: Literal["auto", "flash", "math"] = Field(
+        "auto", description="kernel: what the device is fastest with, a fused one or an error, or plain products"
+    )
     compile: bool = Field(False, description="compile each block with torch.compile")
     init_from: str | None = Field(None, description="a run or checkpoint whose weights (only) this new run starts from")
     optimizer: OptimizerConfig = OptimizerConfig()

@@ -1,6 +1,8 @@
 """From text to an indexed dataset: the same bytes for any number of workers, whole or not there, in bounded memory."""
 
+import contextlib
 import hashlib
+import itertools
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,12 +14,14 @@ from typing import Any
 import numpy as np
 
 from polarlm.config import UserError
+from polarlm.data.fast import EncodeBatch, fast_encoder, fastest_encoder, plain_encoder
 from polarlm.data.indexed import IndexedWriter, smallest_dtype
-from polarlm.data.readers import BadDocument, RawDocument, find_sources, read_raw, read_text
+from polarlm.data.readers import BadDocument, RawDocument, Source, find_sources, read_raw, read_text
 from polarlm.data.tokenizer import Tokenizer, load_tokenizer
 from polarlm.data.workers import ordered_map
 
 _CHUNK_BYTES = 1 << 20
+_SAMPLE_DOCUMENTS, _SAMPLE_CHARACTERS = 64, 20_000  # on which a faster engine is tried
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,7 @@ class _Job:
     text_key: str
     skips_bad: bool
     append_eod: bool
+    is_fast: bool = False
 
 
 def prepare(
@@ -71,11 +76,13 @@ def prepare(
         raise UserError(f"{tokenizer}: has no end-of-document token; use another tokenizer, or --no-append-eod")
     sources = find_sources(inputs)
     whole = sum(source.path.stat().st_size for source in sources)
-    job = _Job(tokenizer, text_key, bad_lines == "skip", append_eod)
+    sample = list(itertools.islice(_texts(sources, text_key), _SAMPLE_DOCUMENTS))
+    _, is_fast, engine = fastest_encoder(loaded, [text[:_SAMPLE_CHARACTERS] for text in sample])
+    job = _Job(tokenizer, text_key, bad_lines == "skip", append_eod, is_fast)
     counts = {"documents": 0, "tokens": 0, "bytes": 0, "skipped": 0, "skipped_bad": 0}
     read = 0
     with IndexedWriter(prefix, smallest_dtype(loaded.vocab_size)) as writer:
-        for encoded in _encode_all(_chunks(read_raw(sources)), job, workers):
+        for encoded in _encode_all(_chunks(read_raw(sources, text_key)), job, workers):
             for ids in np.split(encoded.ids, np.cumsum(encoded.sizes)[:-1]):
                 if len(ids):
                     writer.add_document(ids)
@@ -89,7 +96,14 @@ def prepare(
                 on_progress(read, whole, counts["documents"])
         if not counts["documents"]:
             raise UserError(f"{', '.join(inputs)}: no text in there ({counts['skipped']} empty documents)")
-    return _write_manifest(prefix, counts, tokenizer, loaded)
+    return _write_manifest(prefix, counts | {"engine": engine}, tokenizer, loaded)
+
+
+def _texts(sources: Sequence[Source], text_key: str) -> Iterator[str]:
+    """The texts that can be read."""
+    for raw in read_raw(sources, text_key):
+        with contextlib.suppress(BadDocument):
+            yield read_text(raw, text_key)
 
 
 def _chunks(documents: Iterable[RawDocument]) -> Iterator[list[RawDocument]]:
@@ -113,7 +127,10 @@ def _encode_all(chunks: Iterable[list[RawDocument]], job: _Job, workers: int) ->
 
 
 def _encoder(job: _Job) -> Callable[[list[RawDocument]], _Encoded]:
-    return partial(_encode, job=job, tokenizer=load_tokenizer(job.tokenizer))
+    tokenizer = load_tokenizer(job.tokenizer)
+    encode = fast_encoder(tokenizer) if job.is_fast else plain_encoder(tokenizer)
+    end = [tokenizer.eod_id] if job.append_eod else []
+    return partial(_encode, job=job, encode_batch=encode, end=np.array(end, np.int32))
 
 
 def _encoder_of_worker(job: _Job) -> Callable[[list[RawDocument]], _Encoded]:
@@ -121,7 +138,7 @@ def _encoder_of_worker(job: _Job) -> Callable[[list[RawDocument]], _Encoded]:
     return _encoder(job)
 
 
-def _encode(chunk: list[RawDocument], job: _Job, tokenizer: Tokenizer) -> _Encoded:
+def _encode(chunk: list[RawDocument], job: _Job, encode_batch: EncodeBatch, end: np.ndarray) -> _Encoded:
     texts, empty, bad = [], 0, 0
     for raw in chunk:
         try:
@@ -135,13 +152,12 @@ def _encode(chunk: list[RawDocument], job: _Job, tokenizer: Tokenizer) -> _Encod
             texts.append(text)
         else:
             empty += 1
-    end = [tokenizer.eod_id] if job.append_eod else []
-    documents = [ids + end for ids in tokenizer.encode_batch(texts)]
-    empty += sum(not ids for ids in documents)  # a text of which a tokenizer keeps nothing
-    documents = [ids for ids in documents if ids]
+    documents = [ids for ids in encode_batch(texts) if len(ids) + len(end)]
+    empty += len(texts) - len(documents)  # a text of which a tokenizer keeps nothing
+    parts = [part for ids in documents for part in (ids, end)]
     return _Encoded(
-        ids=np.array([one for ids in documents for one in ids], dtype=np.int32),
-        sizes=[len(ids) for ids in documents],
+        ids=np.concatenate(parts) if parts else end[:0],
+        sizes=[len(ids) + len(end) for ids in documents],
         text_bytes=sum(len(text.encode()) for text in texts),
         raw_bytes=sum(len(raw.content) for raw in chunk),
         empty=empty,
@@ -149,7 +165,7 @@ def _encode(chunk: list[RawDocument], job: _Job, tokenizer: Tokenizer) -> _Encod
     )
 
 
-def _write_manifest(prefix: Path, counts: dict[str, int], where: str, tokenizer: Tokenizer) -> dict[str, Any]:
+def _write_manifest(prefix: Path, counts: dict[str, Any], where: str, tokenizer: Tokenizer) -> dict[str, Any]:
     files = {}
     for suffix in (".bin", ".idx"):
         path = Path(f"{prefix}{suffix}")

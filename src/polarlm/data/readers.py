@@ -1,17 +1,24 @@
 """From files to documents: which files there are, and how each is cut into raw documents and read as text."""
 
+import gzip
 import hashlib
+import importlib
+import io
 import json
 import sysconfig
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, BinaryIO
 
 from polarlm.config import UserError
 
 STDLIB = "stdlib"  # the input that is always there: the running Python's own library
 _WHOLE_FILE = (".txt", ".md", ".py", ".rst")
-_LINE_BY_LINE = (".jsonl",)
+_LINE_BY_LINE = (".jsonl", ".jsonl.gz", ".jsonl.zst")
+_ROW_BY_ROW = (".parquet",)
+_KINDS = (*_WHOLE_FILE, *_LINE_BY_LINE, *_ROW_BY_ROW)
 _NOT_LIBRARY = {"site-packages", "dist-packages", "__pycache__"}
 
 
@@ -55,39 +62,85 @@ def _sources_of(one: str) -> list[Source]:
         names = {path: path.relative_to(root).as_posix() for path in files}
         files.sort(key=lambda path: hashlib.sha256(names[path].encode()).digest())
         return [Source(path, skips_bad=True) for path in files]
-    path, kinds = Path(one), (*_WHOLE_FILE, *_LINE_BY_LINE)
+    path = Path(one)
     if path.is_dir():
-        found = sorted(file for file in path.rglob("*") if file.suffix in kinds and file.is_file())
+        found = sorted(file for file in path.rglob("*") if file.name.endswith(_KINDS) and file.is_file())
         if not found:
-            raise UserError(f"{path}: no file in this folder ends in {', '.join(kinds)}")
+            raise UserError(f"{path}: no file in this folder ends in {', '.join(_KINDS)}")
         return [Source(file) for file in found]
     if not path.is_file():
         raise UserError(f"{path}: no such file or folder; give text, or `{STDLIB}` for Python's own library")
-    if path.suffix not in kinds:
-        raise UserError(f"{path}: files that end in {', '.join(kinds)} can be read; rename or convert it")
+    if not path.name.endswith(_KINDS):
+        raise UserError(f"{path}: files that end in {', '.join(_KINDS)} can be read; rename or convert it")
     return [Source(path)]
 
 
-def read_raw(sources: Iterable[Source]) -> Iterator[RawDocument]:
-    """The documents of files, unread: a whole file, or each line, which only a line feed ends.
+def read_raw(sources: Iterable[Source], text_key: str = "text") -> Iterator[RawDocument]:
+    """The documents of files, unread: a whole file, each line, which only a line feed ends, or each row's text.
 
     Raises:
         UserError: a file cannot be read.
     """
     for source in sources:
         try:
-            yield from _documents_of(source)
-        except OSError as error:
-            raise UserError(f"{source.path}: cannot be read ({error.strerror})") from None
+            yield from _documents_of(source, text_key)
+        except _damage_of(source.path) as error:
+            raise UserError(f"{source.path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
 
 
-def _documents_of(source: Source) -> Iterator[RawDocument]:
-    with source.path.open("rb") as file:
-        if source.path.suffix in _WHOLE_FILE:
+def _documents_of(source: Source, text_key: str) -> Iterator[RawDocument]:
+    if source.path.name.endswith(_ROW_BY_ROW):
+        yield from _rows_of(source.path, text_key)
+        return
+    with _open(source.path) as file:
+        if source.path.name.endswith(_WHOLE_FILE):
             yield RawDocument(str(source.path), file.read(), False, source.skips_bad)
             return
         for number, line in enumerate(file, start=1):  # in binary, so that U+2028 and its like stay inside their line
             yield RawDocument(f"{source.path}:{number}", line, True, source.skips_bad)
+
+
+def _damage_of(path: Path) -> tuple[type[Exception], ...]:
+    """What reading a file raises where it cannot be read, or is cut or damaged."""
+    own = (_optional("zstandard", path).ZstdError,) if path.suffix == ".zst" else ()
+    return (OSError, EOFError, zlib.error, *own)
+
+
+def _open(path: Path) -> BinaryIO:
+    """A file's bytes, decompressed."""
+    if path.suffix == ".gz":
+        return gzip.open(path)
+    if path.suffix == ".zst":
+        zstandard = _optional("zstandard", path)
+        return io.BufferedReader(zstandard.open(path))
+    return path.open("rb")
+
+
+def _rows_of(path: Path, text_key: str) -> Iterator[RawDocument]:
+    parquet = _optional("pyarrow.parquet", path)
+    lib = _optional("pyarrow", path)
+    try:
+        table = parquet.ParquetFile(path)
+        if text_key not in table.schema_arrow.names:
+            raise UserError(
+                f"{path}: has no column {text_key!r}, but {', '.join(table.schema_arrow.names)}; --text-key"
+            )
+        row = 0
+        for batch in table.iter_batches(batch_size=1024, columns=[text_key]):
+            for text in batch.column(0).to_pylist():
+                row += 1
+                content = text.encode() if isinstance(text, str) else (text or b"")
+                yield RawDocument(f"{path}:{row}", content, False, False)
+    except lib.ArrowException as error:
+        raise UserError(f"{path}: is not a Parquet file that can be read ({error})") from None
+
+
+def _optional(module: str, path: Path) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        package = module.partition(".")[0]
+        raise UserError(f"{path}: reading it takes {package}; pip install 'polarlm[data]'") from None
 
 
 def read_text(raw: RawDocument, text_key: str) -> str:
@@ -125,7 +178,7 @@ def read_texts(inputs: Sequence[str], text_key: str = "text", bad_lines: str = "
         UserError: a bad document, unless `bad_lines` is `skip`; or no text at all.
     """
     any_text = False
-    for raw in read_raw(find_sources(inputs)):
+    for raw in read_raw(find_sources(inputs), text_key):
         try:
             text = read_text(raw, text_key)
         except BadDocument as error:

@@ -137,6 +137,10 @@ class HuggingFaceTokenizer:
             return 1
         return len(token.replace("▁", " ").encode())
 
+    def description(self) -> str:
+        """The whole tokenizer as the text of a tokenizer.json."""
+        return self._engine.to_str()
+
     def save(self, folder: Path) -> None:
         """See `Tokenizer`."""
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,10 +1,11 @@
 """A run's model on its mesh, as the training step sees it: no axis shows through."""
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from polarlm.config import RunConfig
 from polarlm.model import IGNORED, Transformer
@@ -15,6 +16,8 @@ from polarlm.parallel.shard import clip_gradients, communicate_after
 from polarlm.parallel.world import World
 
 _AUTOCAST = {"bf16": torch.bfloat16}
+_FUSED = [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
+_KERNELS = {"auto": [*_FUSED, SDPBackend.MATH], "flash": _FUSED, "math": [SDPBackend.MATH]}
 
 # What a microbatch is here: (tokens, positions, document ids or None, targets), each [B, S].
 Arrays = tuple[Tensor, Tensor, Tensor | None, Tensor]
@@ -37,6 +40,7 @@ class Engine:
         self.dropout_rank = world.rank
         self._zero_stage = config.parallel.zero_stage
         self._precision = config.train.precision
+        self._attention = config.train.attention
         self._context_method = config.parallel.context_method
 
     def sum(self, *values: float) -> list[float]:
@@ -65,7 +69,7 @@ class Engine:
         """The summed token loss of a batch of this rank's, fp32 scalar in nats."""
         device = self.world.device.torch
         tensors = (None if array is None else array.to(device, non_blocking=True) for array in self._share(batch))
-        with self._matrix_products():
+        with self._kernels():
             return self.model(*tensors)
 
     def _share(self, batch: Arrays) -> Arrays:
@@ -93,7 +97,9 @@ class Engine:
         """See `shard.clip_gradients`."""
         return clip_gradients(self.model, largest_norm)
 
-    def _matrix_products(self) -> AbstractContextManager:
-        if self._precision == "fp32":
-            return nullcontext()
-        return torch.autocast(self.world.device.torch.type, dtype=_AUTOCAST[self._precision])
+    @contextmanager
+    def _kernels(self) -> Iterator[None]:
+        """The type of the matrix products, and the kernel of attention."""
+        device, dtype = self.world.device.torch.type, _AUTOCAST.get(self._precision)
+        with torch.autocast(device, dtype=dtype, enabled=dtype is not None), sdpa_kernel(_KERNELS[self._attention]):
+            yield

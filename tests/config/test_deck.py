@@ -1,0 +1,83 @@
+"""The workshop deck's variables mean what the deck says, and none of the original scripts' faults returns."""
+
+import pytest
+
+from polarlm.config import UserError, load_run
+
+DECK = {
+    "MODEL_SIZE_KEY": "GPT1_5B",
+    "SEQ_LEN": "1024",
+    "MICRO_BATCH": "1",
+    "SP_TYPE": "megatron",
+    "ZERO_STAGE": "1",
+    "GAS": "1",
+    "USE_FLASH_ATTN": "1",
+}
+
+
+def _load(environment, *flags, devices=1):
+    return load_run(None, environment=environment, flags=["--data.paths", "synthetic", *flags], devices=devices)
+
+
+def test_the_decks_own_command():
+    loaded = _load(DECK)
+    config = loaded.config
+    assert (config.model.layers, config.model.hidden, config.model.heads) == (48, 1536, 24)
+    assert (config.train.seq_len, config.train.micro_batch_size, config.train.global_batch_size) == (1024, 1, 1)
+    assert (config.parallel.tensor, config.parallel.zero_stage, config.train.attention) == (1, 1, "flash")
+    assert config.model.max_positions == 1024
+    told = "\n".join(loaded.notes)
+    assert all(f"{name}={value}" in told for name, value in DECK.items())
+    assert "train.steps is 20" in told
+
+
+def test_the_model_asked_for_is_trained_or_nothing_is():
+    """There an unexported MODEL_SIZE_KEY trained the default model."""
+    with pytest.raises(UserError, match="model"):
+        _load({key: value for key, value in DECK.items() if key != "MODEL_SIZE_KEY"})
+    with pytest.raises(UserError, match="GPT1_5B"):
+        _load(DECK | {"MODEL_SIZE_KEY": "GPT1.5B"})
+
+
+def test_plain_ulysses_is_sequence_parallel():
+    """There SP_TYPE=ds without SPSIZE ran without sequence parallelism."""
+    parallel = _load(DECK | {"SP_TYPE": "ds"}, devices=4).config.parallel
+    assert (parallel.context, parallel.context_method, parallel.tensor) == (4, "ulysses", 1)
+
+
+def test_degrees_given_are_kept():
+    both = DECK | {"SP_TYPE": "ds", "SPSIZE": "2", "MPSIZE": "2"}
+    parallel = _load(both, devices=8).config.parallel
+    assert (parallel.context, parallel.tensor, parallel.data) == (2, 2, 2)
+    parallel = _load(DECK | {"MPSIZE": "2"}, devices=8).config.parallel
+    assert (parallel.tensor, parallel.data) == (2, 4)
+    assert _load(DECK, devices=8).config.parallel.tensor == 8
+
+
+@pytest.mark.parametrize(("text", "kernel"), [("1", "flash"), ("0", "math"), ("false", "math"), ("", "auto")])
+def test_flash_attention_is_off_when_it_says_off(text, kernel):
+    """There any text that was not empty, even 0, counted as on."""
+    assert _load(DECK | {"USE_FLASH_ATTN": text}).config.train.attention == kernel
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("SP_TYPE", "deepspeed", "known: megatron, ds"),
+        ("USE_FLASH_ATTN", "perhaps", "neither on"),
+        ("MPSIZE", "two", "MPSIZE"),
+        ("ZERO_STAGE", "4", "ZERO_STAGE: parallel.zero_stage"),
+        ("SEQ_LEN", "long", "SEQ_LEN: train.seq_len"),
+    ],
+)
+def test_what_is_unknown_stops_the_run(name, text, words):
+    """There an unknown SP_TYPE only printed a message."""
+    with pytest.raises(UserError, match=words):
+        _load(DECK | {name: text})
+
+
+def test_a_longer_sequence_raises_the_positions_and_says_so():
+    """There max_position followed SEQ_LEN in silence."""
+    loaded = _load({"MODEL_SIZE_KEY": "2B", "SEQ_LEN": "16384"})
+    assert loaded.config.model.max_positions == 16384
+    assert "model.max_positions raised from 8192 to train.seq_len 16384" in loaded.notes
