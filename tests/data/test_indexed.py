@@ -3,12 +3,13 @@
 import mmap
 import struct
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from polarlm.config import UserError
-from polarlm.data import IndexedDataset, IndexedWriter, Samples, pointers_of, smallest_dtype
+from polarlm.data import IndexedDataset, IndexedWriter, Samples, merge, pointers_of, smallest_dtype
 
 LETTERS = {1: "B", 2: "b", 3: "h", 4: "i", 5: "q", 8: "H"}  # the format's dtype codes, as `struct` spells them
 
@@ -226,10 +227,9 @@ def test_ids_of_another_index_are_refused(tmp_path, length):
     assert f"data.bin: has {length} bytes and its index accounts for 10" in message_of(tmp_path / "data")
 
 
-def test_a_writer_that_forgot_the_end_tokens_is_found_out(tmp_path):
-    """Sizes that leave out the end-of-document token in the `.bin`: each document would be read one id further off."""
+def test_ids_that_the_index_does_not_account_for_are_found_out(tmp_path):
     write_by_hand(tmp_path / "data", 8, [[1, 2], [3]], [0, 1, 2])
-    (tmp_path / "data.bin").write_bytes(struct.pack("<5H", 1, 2, 99, 3, 99))
+    (tmp_path / "data.bin").write_bytes(struct.pack("<4H", 1, 2, 99, 3))
     assert "the two do not belong together" in message_of(tmp_path / "data")
 
 
@@ -237,3 +237,34 @@ def test_a_manifest_that_is_not_json_is_named(tmp_path):
     write(tmp_path / "data", [[1]])
     (tmp_path / "data.json").write_text("{")
     assert "data.json: is not the JSON" in message_of(tmp_path / "data")
+
+
+def _write_as_an_old_writer(prefix, documents, end):
+    """Sizes and pointers that leave out the end-of-document token that the ids do have."""
+    ids = np.concatenate([[*document, end] for document in documents]).astype("<u2")
+    sizes = np.array([len(document) for document in documents], "<i4")
+    pointers = np.concatenate([[0], np.cumsum(sizes[:-1])]).astype("<i8") * 2
+    header = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 8, len(sizes), len(sizes) + 1)
+    index = np.arange(len(sizes) + 1, dtype="<i8")
+    Path(f"{prefix}.bin").write_bytes(ids.tobytes())
+    Path(f"{prefix}.idx").write_bytes(header + sizes.tobytes() + pointers.tobytes() + index.tobytes())
+
+
+def test_files_of_a_writer_that_forgot_the_end_of_document_token(tmp_path, caplog):
+    documents = [[1, 2, 3], [4], [5, 6]]
+    _write_as_an_old_writer(tmp_path / "old", documents, end=9)
+    dataset = IndexedDataset(tmp_path / "old")
+    assert [dataset.document(number).tolist() for number in range(3)] == [[*document, 9] for document in documents]
+    assert "end-of-document token" in caplog.text
+
+
+def test_merged_datasets_are_their_documents_in_turn(tmp_path):
+    for name, documents in (("a", [[1, 2], [3]]), ("b", [[70000, 4]])):
+        with IndexedWriter(tmp_path / name, np.int32 if name == "b" else np.uint16) as writer:
+            for document in documents:
+                writer.add_document(np.array(document))
+    manifest = merge([str(tmp_path / "a"), str(tmp_path / "b")], tmp_path / "c")
+    merged = IndexedDataset(tmp_path / "c")
+    assert [merged.document(number).tolist() for number in range(3)] == [[1, 2], [3], [70000, 4]]
+    assert (manifest["documents"], manifest["tokens"]) == (3, 5)
+    assert merged.manifest == manifest

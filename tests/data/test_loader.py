@@ -180,16 +180,14 @@ def test_a_part_without_a_sample_names_the_split(tmp_path):
         open_split(data_of(tmp_path / "data", (1, 1, 0)), 3, 1, "test")
 
 
-def test_missing_and_several_datasets_name_the_paths(tmp_path):
+def test_a_missing_dataset_names_the_paths(tmp_path):
     with pytest.raises(UserError, match=r"^data\.paths: .*`polarlm data prepare`"):
         open_split(data_of(tmp_path / "nothing"), 3, 1)
-    with pytest.raises(UserError, match=r"^data\.paths: blends"):
-        open_split(DataConfig(paths=["a", "b"]), 3, 1)
 
 
 def test_data_with_more_ids_than_the_model_is_refused(tmp_path):
     write(tmp_path / "data", [100])
-    (tmp_path / "data.json").write_text('{"tokenizer": {"vocab_size": 257, "path": "tok"}}')
+    (tmp_path / "data.json").write_text('{"tokenizer": {"vocab_size": 257, "path": "tok", "digest": "d"}}')
     data = data_of(tmp_path / "data", (1, 0, 0))
     with pytest.raises(UserError, match=r"^model\.vocab_size: 256 is less than the 257 ids"):
         open_split(data, 3, 1, vocab_size=256)

@@ -98,6 +98,12 @@ class _Ragged:
     def count(self, epochs=1):
         return 7
 
+    def spread(self, count):
+        return list(range(count))
+
+    def source_of(self, sample):
+        return 0
+
     def tokens_of(self, sample):
         return np.random.default_rng(sample).integers(60, size=self.seq_len + 1)
 

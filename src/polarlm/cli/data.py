@@ -22,7 +22,7 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verbs."""
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="prepare | inspect | compress")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="prepare | merge | inspect | compress")
 
     prepare = verbs.add_parser("prepare", help="text to PREFIX.bin, PREFIX.idx and PREFIX.json")
     prepare.add_argument("inputs", nargs="+", metavar="INPUT", help="a folder, .txt .md .py .rst .jsonl, or `stdlib`")
@@ -34,6 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     prepare.add_argument(
         "--append-eod", action=argparse.BooleanOptionalAction, default=True, help="end each document with its token"
     )
+
+    merge = verbs.add_parser("merge", help="several datasets as one, their documents one after the other")
+    merge.add_argument("prefixes", nargs="+", metavar="PREFIX")
+    merge.add_argument("--output", type=Path, required=True, metavar="PREFIX", help="path without ending")
 
     inspect = verbs.add_parser("inspect", help="statistics, and the first documents as text")
     inspect.add_argument("prefix", metavar="PREFIX")
@@ -50,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Do what the verb says."""
-    {"prepare": _prepare, "inspect": _inspect, "compress": _compress}[arguments.verb](arguments)
+    {"prepare": _prepare, "merge": _merge, "inspect": _inspect, "compress": _compress}[arguments.verb](arguments)
 
 
 def _at_least_one(text: str) -> int:
@@ -112,6 +116,13 @@ class _ProgressLines:
             return
         self._last, rate = now, done / (now - self._start) / 1e6
         print(f"{done / max(1, whole):.0%} read, {documents:,} documents, {rate:.1f} MB/s", file=sys.stderr, flush=True)
+
+
+def _merge(arguments: argparse.Namespace) -> None:
+    from polarlm.data import merge
+
+    manifest = merge(arguments.prefixes, arguments.output)
+    print(f"{arguments.output}: {manifest['documents']:,} documents, {manifest['tokens']:,} tokens")
 
 
 def _inspect(arguments: argparse.Namespace) -> None:

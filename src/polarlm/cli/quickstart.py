@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> None:
         _polarlm("data", "prepare", "stdlib", "--tokenizer", tokenizer, "--output", prefix)
         _polarlm("train", str(run_file), "--data.paths", prefix, *arguments.config_flags)
     _compare(prefix)
-    _polarlm("generate", "--prompt", _PROMPT, "--max-tokens", "150", "--temperature", "0.7", "--seed", "1")
+    _polarlm("generate", "--prompt", _PROMPT, "--max-tokens", "150", "--temperature", "0.5", "--seed", "1")
     print("\nthe run is in runs/latest, its loss drawn in runs/latest/report/loss.png")
 
 

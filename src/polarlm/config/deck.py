@@ -13,6 +13,7 @@ _FIELDS = {
     "ZERO_STAGE": "parallel.zero_stage",
     "MPSIZE": "parallel.tensor",
     "PPSIZE": "parallel.pipeline",
+    "DATA_FILE_LIST": "data.file_list",
 }
 _SEQUENCE_PARALLEL = ("megatron", "ds")
 

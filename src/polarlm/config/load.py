@@ -65,7 +65,11 @@ def load_run(
 def _is_endless(leaves: Leaves) -> bool:
     """Random ids and no length, as in the deck's own command, whose length was the job's."""
     paths = leaves["data.paths"].value if "data.paths" in leaves else ["synthetic"]
-    return paths in ("synthetic", ["synthetic"]) and not {"train.steps", "train.tokens"} & leaves.keys()
+    return (
+        "data.file_list" not in leaves
+        and paths in ("synthetic", ["synthetic"])
+        and not {"train.steps", "train.tokens"} & leaves.keys()
+    )
 
 
 def load_run_folder(folder: Path) -> RunConfig:

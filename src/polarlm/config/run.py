@@ -24,8 +24,9 @@ class DataConfig(Section):
     """Where the tokens come from."""
 
     paths: Annotated[list[str], BeforeValidator(_as_list), Field(min_length=1)] = Field(
-        ["synthetic"], description="prefixes of indexed datasets, or `synthetic` for random ids"
+        ["synthetic"], description="prefixes of datasets, `0.3 data/wiki` for weights; or `synthetic` for random ids"
     )
+    file_list: str | None = Field(None, description="a file of lines `weight prefix corpus`, instead of paths")
     tokenizer: str | None = Field(
         None, description="`bytes`, or a tokenizer's folder or file; by default the one the data was prepared with"
     )
@@ -33,6 +34,19 @@ class DataConfig(Section):
         [969, 30, 1], min_length=3, max_length=3, description="documents for training : validation : test"
     )
     mask_documents: bool = Field(False, description="tokens attend only within their own document")
+
+    @property
+    def is_synthetic(self) -> bool:
+        """Random ids, drawn as they are needed."""
+        return self.file_list is None and self.paths == ["synthetic"]
+
+    @model_validator(mode="after")
+    def _check(self) -> "DataConfig":
+        if self.file_list is not None and "paths" in self.model_fields_set and self.paths != ["synthetic"]:
+            raise ValueError("file_list: give data.paths or data.file_list, not both")
+        if self.file_list is None and "synthetic" in self.paths and len(self.paths) > 1:
+            raise ValueError("paths: synthetic data is not blended with other data")
+        return self
 
 
 class OptimizerConfig(Section):
@@ -131,6 +145,7 @@ class LogConfig(Section):
     """What a run tells."""
 
     every: PositiveInt = Field(1, description="steps between lines of metrics.jsonl")
+    per_source: bool = Field(False, description="validation loss of each dataset of a blend, too")
     trackers: list[str] = Field([], description="services that follow the run, beside metrics.jsonl")
 
 

@@ -5,16 +5,19 @@
 numpy's.
 """
 
+from polarlm.data.blend import BlendedSamples, read_paths
 from polarlm.data.compress import compressed_bits_per_byte
-from polarlm.data.indexed import IndexedDataset, IndexedWriter, pointers_of, smallest_dtype
-from polarlm.data.loader import Batch, Loader, batch_of, open_split, tokenizer_of
+from polarlm.data.indexed import IndexedDataset, IndexedWriter, merge, pointers_of, smallest_dtype
+from polarlm.data.loader import AnySamples, Batch, Loader, batch_of, open_split, tokenizer_of
 from polarlm.data.prepare import prepare
 from polarlm.data.readers import read_texts
 from polarlm.data.samples import Samples, SyntheticSamples, permute, split_documents
 from polarlm.data.tokenizer import TextStream, Tokenizer, load_tokenizer, train_tokenizer
 
 __all__ = [
+    "AnySamples",
     "Batch",
+    "BlendedSamples",
     "IndexedDataset",
     "IndexedWriter",
     "Loader",
@@ -25,10 +28,12 @@ __all__ = [
     "batch_of",
     "compressed_bits_per_byte",
     "load_tokenizer",
+    "merge",
     "open_split",
     "permute",
     "pointers_of",
     "prepare",
+    "read_paths",
     "read_texts",
     "smallest_dtype",
     "split_documents",

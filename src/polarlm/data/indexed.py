@@ -5,17 +5,22 @@ index; int32 sizes in tokens; int64 pointers, byte offsets into `.bin`; int64 do
 document starts with and, last, the number of sequences. `.bin`: the ids, one sequence after the other.
 """
 
+import hashlib
 import json
+import logging
 import os
 import struct
 from array import array
 from bisect import bisect_right
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from polarlm.config import UserError
+
+_log = logging.getLogger(__name__)
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _VERSION = 1
@@ -67,6 +72,12 @@ class IndexedDataset:
         self._ids = _map(ids_path, self.dtype)
         self.manifest = _read_manifest(Path(f"{prefix}.json"))
 
+    def identity(self) -> dict[str, str | int]:
+        """What tells this data from other data of its name: sizes, and the ids' digest where a manifest has it."""
+        files = (self.manifest or {}).get("files", {})
+        digests = {name: entry.get("sha256", "") for name, entry in sorted(files.items())}
+        return {"tokens": self.tokens, "documents": self.documents, **digests}
+
     def __len__(self) -> int:
         return len(self.sizes)
 
@@ -112,11 +123,59 @@ class IndexedDataset:
                 "the file is damaged, prepare the data again"
             )
         end = int(self.pointers[-1]) + int(self.sizes[-1]) * self.dtype.itemsize if len(self) else 0
+        if len(self) and ids_path.stat().st_size - end == len(self) * self.dtype.itemsize:
+            _log.warning(
+                "%s: an old writer left the end-of-document token out of its sizes; it is counted in", index_path
+            )
+            self.sizes = self.sizes + np.int32(1)
+            self.pointers = pointers_of(self.sizes, self.dtype.itemsize)
+            return
         if end != ids_path.stat().st_size:
             raise UserError(
                 f"{ids_path}: has {ids_path.stat().st_size} bytes and its index accounts for {end}; "
                 "the two do not belong together, prepare the data again"
             )
+
+
+def merge(prefixes: Sequence[str], output: Path) -> dict[str, Any]:
+    """Write the documents of several datasets, one after the other, as one dataset, and return its manifest.
+
+    Raises:
+        UserError: a dataset cannot be read, or they were prepared with different tokenizers.
+    """
+    datasets = [IndexedDataset(prefix) for prefix in prefixes]
+    tokenizers = [(dataset.manifest or {}).get("tokenizer") for dataset in datasets]
+    if len({(tokenizer or {}).get("digest") for tokenizer in tokenizers}) > 1:
+        raise UserError(f"{', '.join(prefixes)}: do not all say that the same tokenizer made them")
+    dtype = max((dataset.dtype for dataset in datasets), key=lambda dtype: (dtype.itemsize, dtype.kind == "i"))
+    with IndexedWriter(output, dtype.newbyteorder("=")) as writer:
+        for dataset in datasets:
+            for number in range(dataset.documents):
+                writer.add_document(dataset.document(number))
+    manifests = [dataset.manifest or {} for dataset in datasets]
+    counts: dict[str, Any] = {
+        "documents": sum(dataset.documents for dataset in datasets),
+        "tokens": sum(dataset.tokens for dataset in datasets),
+        **{key: sum(manifest.get(key, 0) for manifest in manifests) for key in ("bytes", "skipped", "skipped_bad")},
+    }
+    return write_manifest(output, counts | ({"tokenizer": tokenizers[0]} if tokenizers[0] else {}))
+
+
+def write_manifest(prefix: str | Path, described: dict[str, Any]) -> dict[str, Any]:
+    """Write `PREFIX.json`, the last file of a dataset: what describes it, and size and digest of the other two."""
+    files = {}
+    for suffix in (".bin", ".idx"):
+        path = Path(f"{prefix}{suffix}")
+        with path.open("rb") as file:
+            files[path.name] = {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+    manifest = {**described, "files": files}
+    aside = Path(f"{prefix}.json.partial")
+    with aside.open("w", encoding="utf-8") as file:
+        file.write(json.dumps(manifest, indent=2) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(aside, f"{prefix}.json")
+    return manifest
 
 
 class IndexedWriter:

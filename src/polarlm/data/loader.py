@@ -4,12 +4,14 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import count
 from typing import Literal, get_args
 
 import numpy as np
 
 from polarlm.config import DataConfig, UserError
+from polarlm.data.blend import BlendedSamples, read_paths
 from polarlm.data.indexed import IndexedDataset
 from polarlm.data.samples import Samples, SyntheticSamples, split_documents
 
@@ -27,7 +29,7 @@ class Batch:
     document_ids: np.ndarray | None  # int32 [B, S]; None where tokens see across documents
 
 
-def batch_of(samples: Samples | SyntheticSamples, ids: Sequence[int], mask_documents: bool = False) -> Batch:
+def batch_of(samples: "AnySamples", ids: Sequence[int], mask_documents: bool = False) -> Batch:
     """The samples of these ids as a batch."""
     rows = np.stack([samples.tokens_of(sample) for sample in ids])
     positions = np.broadcast_to(np.arange(samples.seq_len), (len(ids), samples.seq_len)).copy()
@@ -49,7 +51,7 @@ class Loader:
 
     def __init__(
         self,
-        samples: Samples | SyntheticSamples,
+        samples: "AnySamples",
         *,
         global_batch_size: int,
         micro_batch_size: int,
@@ -95,24 +97,34 @@ class Loader:
         return [batch_of(self._samples, some, self._mask_documents) for some in micro]
 
 
+AnySamples = Samples | BlendedSamples | SyntheticSamples
+
+
 def open_split(
     data: DataConfig, seq_len: int, seed: int, which: _Part = "train", vocab_size: int | None = None
-) -> Samples | SyntheticSamples:
+) -> AnySamples:
     """The samples of one part of a run's data; only the training part is shuffled.
 
     Args:
-        which: `train`, `validation` or `test`.
+        which: `train`, `validation` or `test`; each dataset of a blend is split in the same proportions.
         vocab_size: the model's; needed for synthetic data, and checked against what the data holds.
 
     Raises:
         UserError: the data cannot be read, has ids beyond the model's, or has no sample in that part.
     """
-    if data.paths == ["synthetic"]:
+    if data.is_synthetic:
         assert vocab_size is not None, "random ids are drawn from a vocabulary"
         return SyntheticSamples(vocab_size, seq_len, seed if which == "train" else seed + 1)
-    if len(data.paths) > 1:
-        raise UserError("data.paths: blends of several datasets are not available yet; give one")
-    dataset = IndexedDataset(data.paths[0])
+    paths = read_paths(data)
+    parts = [_open_part(path.prefix, data, seq_len, seed, which, vocab_size) for path in paths]
+    if len(parts) == 1:
+        return parts[0]
+    weights = [path.weight or Fraction(part.tokens) for path, part in zip(paths, parts, strict=True)]
+    return BlendedSamples(parts, weights)
+
+
+def _open_part(prefix: str, data: DataConfig, seq_len: int, seed: int, which: _Part, vocab_size: int | None) -> Samples:
+    dataset = IndexedDataset(prefix)
     needed = (dataset.manifest or {}).get("tokenizer", {}).get("vocab_size", 0)
     if vocab_size is not None and needed > vocab_size:
         raise UserError(
@@ -134,12 +146,18 @@ def tokenizer_of(data: DataConfig) -> str:
     """The tokenizer of a run that names none: the one its data was prepared with, or `bytes` for synthetic data.
 
     Raises:
-        UserError: the data does not say.
+        UserError: the data does not say, or its datasets say different ones.
     """
-    if data.paths == ["synthetic"]:
+    if data.is_synthetic:
         return "bytes"
-    manifest = IndexedDataset(data.paths[0]).manifest or {}
-    recorded = manifest.get("tokenizer", {}).get("path")
-    if recorded is None:
-        raise UserError(f"data.tokenizer: {data.paths[0]} does not say how it was prepared; name its tokenizer")
-    return recorded
+    recorded = {
+        path.prefix: (IndexedDataset(path.prefix).manifest or {}).get("tokenizer", {}) for path in read_paths(data)
+    }
+    for prefix, tokenizer in recorded.items():
+        if "path" not in tokenizer:
+            raise UserError(f"data.tokenizer: {prefix} does not say how it was prepared; name its tokenizer")
+    if len({tokenizer["digest"] for tokenizer in recorded.values()}) > 1:
+        raise UserError(
+            f"data.paths: {', '.join(recorded)} were prepared with different tokenizers; prepare them alike"
+        )
+    return next(iter(recorded.values()))["path"]

@@ -1,9 +1,7 @@
 """From text to an indexed dataset: the same bytes for any number of workers, whole or not there, in bounded memory."""
 
 import contextlib
-import hashlib
 import itertools
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,9 +13,9 @@ import numpy as np
 
 from polarlm.config import UserError
 from polarlm.data.fast import EncodeBatch, fast_encoder, fastest_encoder, plain_encoder
-from polarlm.data.indexed import IndexedWriter, smallest_dtype
+from polarlm.data.indexed import IndexedWriter, smallest_dtype, write_manifest
 from polarlm.data.readers import BadDocument, RawDocument, Source, find_sources, read_raw, read_text
-from polarlm.data.tokenizer import Tokenizer, load_tokenizer
+from polarlm.data.tokenizer import load_tokenizer
 from polarlm.data.workers import ordered_map
 
 _CHUNK_BYTES = 1 << 20
@@ -96,7 +94,13 @@ def prepare(
                 on_progress(read, whole, counts["documents"])
         if not counts["documents"]:
             raise UserError(f"{', '.join(inputs)}: no text in there ({counts['skipped']} empty documents)")
-    return _write_manifest(prefix, counts | {"engine": engine}, tokenizer, loaded)
+    described = {
+        "path": tokenizer,
+        "digest": loaded.digest,
+        "vocab_size": loaded.vocab_size,
+        "eod_id": loaded.eod_id,
+    }
+    return write_manifest(prefix, {**counts, "engine": engine, "tokenizer": described})
 
 
 def _texts(sources: Sequence[Source], text_key: str) -> Iterator[str]:
@@ -163,25 +167,3 @@ def _encode(chunk: list[RawDocument], job: _Job, encode_batch: EncodeBatch, end:
         empty=empty,
         bad=bad,
     )
-
-
-def _write_manifest(prefix: Path, counts: dict[str, Any], where: str, tokenizer: Tokenizer) -> dict[str, Any]:
-    files = {}
-    for suffix in (".bin", ".idx"):
-        path = Path(f"{prefix}{suffix}")
-        with path.open("rb") as file:
-            files[path.name] = {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
-    described = {
-        "path": where,
-        "digest": tokenizer.digest,
-        "vocab_size": tokenizer.vocab_size,
-        "eod_id": tokenizer.eod_id,
-    }
-    manifest = {**counts, "tokenizer": described, "files": files}
-    aside = Path(f"{prefix}.json.partial")
-    with aside.open("w", encoding="utf-8") as file:
-        file.write(json.dumps(manifest, indent=2) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, f"{prefix}.json")
-    return manifest

@@ -41,6 +41,14 @@ class Samples:
         """Whole samples in that many epochs: ⌊(E·T - 1) / s⌋, and none in no tokens."""
         return max(0, (epochs * self.tokens - 1) // self.seq_len)
 
+    def spread(self, count: int) -> list[int]:
+        """Ids of `count` samples spread evenly over one epoch."""
+        return [index * self.count() // count for index in range(count)]
+
+    def source_of(self, sample: int) -> int:
+        """There is one source."""
+        return 0
+
     def id_at(self, position: int) -> int:
         """The sample at a position of the global order; every id stands at one position, epoch after epoch."""
         if not self._shuffle:
@@ -88,6 +96,14 @@ class SyntheticSamples:
     def count(self, epochs: int = 1) -> int:
         """As many as anyone asks for; an evaluation of all of them takes this many."""
         return 1024 * epochs
+
+    def spread(self, count: int) -> list[int]:
+        """Any ids are as good as any others."""
+        return list(range(count))
+
+    def source_of(self, sample: int) -> int:
+        """There is one source."""
+        return 0
 
     def id_at(self, position: int) -> int:
         """Random ids need no shuffling."""

@@ -48,6 +48,11 @@ class Engine:
         counts = self.mesh.rank("tensor") == 0  # the ranks of a tensor group hold the same tokens
         return self.world.sum(*(value if counts else 0.0 for value in values))
 
+    def sum_over_samples(self, *values: float) -> list[float]:
+        """The sum of each value over all ranks that hold samples of their own, on every rank."""
+        counts = self.mesh.rank("context") == 0  # the ranks of a context group share the same samples
+        return self.sum(*(value if counts else 0.0 for value in values))
+
     def count_trained(self, microbatches: Sequence[Arrays]) -> float:
         """Trained tokens of this step's global batch."""
         targets = (self._share(batch)[-1] for batch in microbatches)

@@ -74,7 +74,8 @@ def _validate(run: Run, line: ProgressLine) -> dict[str, float | None]:
     train = run.config.train
     result = run.validation.run(run.engine, train.micro_batch_size)
     line.validated(run.progress.step, result.loss, result.bits_per_byte)
-    return {"val_loss": result.loss, "val_bits_per_byte": result.bits_per_byte, "val_tokens": result.tokens}
+    scores = {"val_loss": result.loss, "val_bits_per_byte": result.bits_per_byte, "val_tokens": result.tokens}
+    return scores | ({"val_loss_of_source": result.loss_of_source} if result.loss_of_source else {})
 
 
 def _metrics_of(run: Run, result: StepResult, lr: float) -> dict[str, float]:

@@ -13,7 +13,8 @@ from torch.optim import Optimizer
 
 from polarlm.checkpoint import Checkpoints, load_weights
 from polarlm.config import RunConfig, UserError
-from polarlm.data import IndexedDataset, Samples, SyntheticSamples, load_tokenizer, open_split
+from polarlm.data import AnySamples, IndexedDataset, load_tokenizer, open_split, read_paths
+from polarlm.launch import short_host_name
 from polarlm.parallel import Engine, World
 from polarlm.train.environment import describe_environment
 from polarlm.train.metrics import MetricsLog
@@ -41,7 +42,7 @@ class Run:
     world: World
     engine: Engine
     optimizer: Optimizer
-    samples: Samples | SyntheticSamples
+    samples: AnySamples
     validation: Validation | None
     checkpoints: Checkpoints
     progress: Progress
@@ -64,6 +65,7 @@ def open_run(folder: Path, config: RunConfig, world: World) -> Run:
     optimizer = build_optimizer(engine.model, config.train.optimizer)
     checkpoints = Checkpoints(folder / "checkpoints", config.checkpoint.keep_last, world)
     data_record = _record_data(config)
+    _compare_data(data_record, world)
     progress = _resume(checkpoints, engine, optimizer, data_record)
     if progress is None:
         progress = Progress()
@@ -115,23 +117,39 @@ def _resume(
 
 def _record_data(config: RunConfig) -> dict[str, Any]:
     """What identifies the tokens a run trains on: each dataset's digest from its manifest, and the tokenizer's."""
-    if config.data.paths == ["synthetic"]:
+    if config.data.is_synthetic:
         return {}
-    record = {"data.tokenizer": load_tokenizer(config.data.tokenizer).digest}
-    for path in config.data.paths:
-        manifest = IndexedDataset(path).manifest or {}
-        files = manifest.get("files", {})
-        record[f"data.paths: {path}"] = {name: entry["sha256"] for name, entry in sorted(files.items())}
+    record: dict[str, Any] = {"data.tokenizer": load_tokenizer(config.data.tokenizer).digest}
+    for path in read_paths(config.data):
+        record[f"data.paths: {path.prefix}"] = IndexedDataset(path.prefix).identity()
     return record
+
+
+def _compare_data(record: dict[str, Any], world: World) -> None:
+    """Stop every rank where one reads other data than the first, as from a node-local disk with an older copy.
+
+    Raises:
+        UserError: names the data, the host, and what each of the two found.
+    """
+    found = world.gather((short_host_name(), record))
+    first_host, first = found[0]
+    for host, other in found:
+        for name, identity in first.items():
+            if other.get(name) != identity:
+                raise UserError(
+                    f"{name}: {host} finds {other.get(name)} there, and the first rank's host {first_host} {identity}; "
+                    "bring the same data to every host"
+                )
 
 
 def _open_validation(config: RunConfig, folder: Path) -> Validation | None:
     if not config.train.eval_every:
         return None
     samples = open_split(config.data, config.train.seq_len, config.seed, "validation", config.model.vocab_size)
-    is_text = config.data.paths != ["synthetic"]
+    is_text = not config.data.is_synthetic
     token_bytes = load_tokenizer(str(folder / "tokenizer")).token_bytes() if is_text else None
-    return Validation(samples, config.train.eval_samples, token_bytes, config.data.mask_documents)
+    sources = [path.prefix for path in read_paths(config.data)] if is_text and config.log.per_source else []
+    return Validation(samples, config.train.eval_samples, token_bytes, config.data.mask_documents, sources)
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:

@@ -1,11 +1,12 @@
 """The loss on text the model does not train on: the same samples at every pass."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from polarlm.data import Batch, Samples, SyntheticSamples, batch_of
+from polarlm.data import AnySamples, Batch, batch_of
 from polarlm.model import IGNORED
 from polarlm.parallel import Engine
 from polarlm.train.step import as_tensors
@@ -18,6 +19,7 @@ class ValidationResult:
     loss: float  # nats a token
     bits_per_byte: float | None  # None where tokens stand for no bytes
     tokens: int
+    loss_of_source: dict[str, float] = field(default_factory=dict)
 
 
 class Validation:
@@ -25,42 +27,60 @@ class Validation:
 
     def __init__(
         self,
-        samples: Samples | SyntheticSamples,
+        samples: AnySamples,
         most_samples: int | None,
         token_bytes: np.ndarray | None,
         mask_documents: bool,
+        sources: Sequence[str] = (),
     ) -> None:
         """
         Args:
             most_samples: how many to use; None is all of the split.
             token_bytes: int32 [V], the UTF-8 bytes each id stands for; None where ids stand for no text.
+            sources: names of the datasets of a blend, to score each on its own too.
         """
         available = samples.count()
-        used = min(available, most_samples or available)
+        ids = samples.spread(min(available, most_samples or available))
         self._samples = samples
-        self._ids = [index * available // used for index in range(used)]
+        self._sources = sources
+        # Samples of one source go together, so that a batch's loss is its source's.
+        groups = range(len(sources)) if sources else [None]
+        self._groups = [[one for one in ids if group in (None, samples.source_of(one))] for group in groups]
         self._token_bytes = token_bytes
         self._mask_documents = mask_documents
 
     def run(self, engine: Engine, batch_size: int) -> ValidationResult:
         """Score every sample once, shared out over the ranks."""
+        scores = [self._score(engine, batch_size, ids) for ids in self._groups]
+        loss, tokens, text_bytes = (sum(column) for column in zip(*scores, strict=True))
+        return ValidationResult(
+            loss=loss / max(tokens, 1),
+            bits_per_byte=loss / math.log(2) / text_bytes if text_bytes else None,
+            tokens=int(tokens),
+            loss_of_source={
+                name: loss / tokens for name, (loss, tokens, _) in zip(self._sources, scores, strict=False) if tokens
+            },
+        )
+
+    def _score(self, engine: Engine, batch_size: int, ids: list[int]) -> tuple[float, float, float]:
+        """(loss in nats, tokens, bytes) of some samples, all ranks' together."""
         loss, tokens, text_bytes = 0.0, 0, 0
-        for batch in self._batches(engine, batch_size):
+        for batch in self._batches(engine, batch_size, ids):
             loss += engine.evaluate(as_tensors(batch))
             scored = batch.targets[batch.targets != IGNORED]
             tokens += scored.size
             text_bytes += 0 if self._token_bytes is None else int(self._token_bytes[scored].sum())
-        loss, tokens, text_bytes = engine.sum(loss, tokens, text_bytes)
-        bits_per_byte = loss / math.log(2) / text_bytes if text_bytes else None
-        return ValidationResult(loss / max(tokens, 1), bits_per_byte, int(tokens))
+        (loss,) = engine.sum(loss)
+        tokens, text_bytes = engine.sum_over_samples(tokens, text_bytes)
+        return loss, tokens, text_bytes
 
-    def _batches(self, engine: Engine, batch_size: int):
+    def _batches(self, engine: Engine, batch_size: int, ids: list[int]) -> Iterator[Batch]:
         """This rank's batches: as many as every other rank's, so that none waits for another in a forward pass."""
         stride = engine.data_ranks * batch_size
-        for start in range(0, len(self._ids), stride):
+        for start in range(0, len(ids), stride):
             first = start + engine.data_rank * batch_size
-            ids = self._ids[first : first + batch_size]
-            batch = batch_of(self._samples, ids or self._ids[:1], self._mask_documents)
-            if not ids:
+            own = ids[first : first + batch_size]
+            batch = batch_of(self._samples, own or ids[:1], self._mask_documents)
+            if not own:
                 batch = Batch(batch.tokens, np.full_like(batch.targets, IGNORED), batch.positions, batch.document_ids)
             yield batch

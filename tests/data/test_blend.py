@@ -1,0 +1,163 @@
+"""Blends: how many samples each dataset gives, in what order, and what is said of a bad list."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from polarlm.config import DataConfig, UserError
+from polarlm.data import BlendedSamples, IndexedWriter, open_split, read_paths
+from polarlm.data.blend import whole_parts
+
+
+class _Counted:
+    seq_len = 1
+
+    def __init__(self, available=10**12):
+        self.available = available
+
+    def count(self, epochs=1):
+        return self.available * epochs
+
+    def spread(self, count):
+        return list(range(count))
+
+    def id_at(self, position):
+        return position
+
+
+def _blend(*weights, available=10**12):
+    return BlendedSamples([_Counted(available) for _ in weights], [Fraction(str(weight)) for weight in weights])
+
+
+def _counts(blend, samples, datasets):
+    return tuple(np.bincount([blend.place(position)[0] for position in range(samples)], minlength=datasets))
+
+
+@pytest.mark.parametrize(
+    ("weights", "samples", "counts"),
+    [
+        ((0.001, 0.999), 1000, (1, 999)),
+        ((0.001, 0.999), 1001, (2, 999)),
+        ((0.5, 0.3, 0.2), 10, (5, 3, 2)),
+        ((1, 1, 1), 10, (4, 3, 3)),
+    ],
+)
+def test_known_counts(weights, samples, counts):
+    assert _counts(_blend(*weights), samples, len(weights)) == counts
+
+
+def test_weights_count_by_their_proportion():
+    order = [_blend(1, 999).place(position) for position in range(3000)]
+    assert order == [_blend(0.001, 0.999).place(position) for position in range(3000)]
+
+
+def _greedy(weights, samples):
+    """The rule itself, one sample after the other."""
+    counts, order = [0] * len(weights), []
+    for position in range(samples):
+        lag = [weight * max(position, 1) - count for weight, count in zip(weights, counts, strict=True)]
+        order.append((lag.index(max(lag)), counts[lag.index(max(lag))]))
+        counts[order[-1][0]] += 1
+    return order
+
+
+@pytest.mark.parametrize("weights", [(0.3, 0.7), (0.5, 0.3, 0.2), (1, 1)])
+def test_order_is_the_greedy_rules_where_that_is_enough(weights):
+    exact = [Fraction(str(weight)) for weight in weights]
+    exact = [weight / sum(exact) for weight in exact]
+    blend = _blend(*weights)
+    assert [blend.place(position) for position in range(400)] == _greedy(exact, 400)
+
+
+@pytest.mark.parametrize(
+    "weights", [(0.3, 0.7), (0.5, 0.3, 0.2), (1, 2, 3, 4), (0.05, 0.05, 0.9), (1, 1, 18, 20, 7), (1, 1, 1, 1, 1, 95)]
+)
+def test_counts_stay_within_one_of_their_share_at_every_point(weights):
+    exact = [Fraction(str(weight)) for weight in weights]
+    exact = [weight / sum(exact) for weight in exact]
+    blend = _blend(*weights)
+    order = [blend.place(position) for position in range(400)]
+    counts = np.zeros(len(weights))
+    for position, (dataset, _) in enumerate(order, start=1):
+        counts[dataset] += 1
+        assert all(abs(count - weight * position) <= 1 for count, weight in zip(counts, exact, strict=True))
+
+
+def test_a_position_far_on_is_found_at_once_and_counts_on():
+    blend = _blend(0.3, 0.7)
+    far = 10**12
+    assert [blend.place(far + step)[0] for step in range(10)].count(0) == 3
+    dataset, index = blend.place(far)
+    assert abs(index - (0.3, 0.7)[dataset] * far) <= 1
+
+
+def test_weights_too_fine_are_rounded():
+    quotas = whole_parts([Fraction(1), Fraction(123_456_789)])
+    assert sum(quotas) <= 10_001
+    assert quotas[0] == 1
+
+
+def test_count_is_where_the_first_dataset_begins_again():
+    blend = BlendedSamples([_Counted(10), _Counted(100)], [Fraction(1, 2), Fraction(1, 2)])
+    assert blend.count() == 20
+    taken = [blend.place(position) for position in range(blend.count())]
+    assert max(index for dataset, index in taken if dataset == 0) == 9
+
+
+@pytest.fixture
+def two(tmp_path):
+    for name, value in (("a", 1), ("b", 2)):
+        with IndexedWriter(tmp_path / name, np.uint16) as writer:
+            for _ in range(50):
+                writer.add_document(np.full(20, value))
+    return tmp_path
+
+
+def test_samples_of_a_blend_are_its_datasets(two):
+    data = DataConfig(paths=[f"0.25 {two}/a", f"0.75 {two}/b"], split=[8, 1, 1])
+    samples = open_split(data, 4, 1, "train")
+    values = [int(samples.tokens_of(samples.id_at(position))[0]) for position in range(400)]
+    assert (values.count(1), values.count(2)) == (100, 300)
+    assert all(values[p] == 1 + samples.source_of(samples.id_at(p)) for p in range(400))
+    without_weights = open_split(DataConfig(paths=[f"{two}/a", f"{two}/b"], split=[8, 1, 1]), 4, 1, "train")
+    values = [int(without_weights.tokens_of(without_weights.id_at(p))[0]) for p in range(100)]
+    assert values.count(1) == 50
+
+
+def test_several_epochs_of_the_small_one_visit_each_sample_equally(two):
+    samples = open_split(DataConfig(paths=[f"1 {two}/a", f"1 {two}/b"], split=[8, 1, 1]), 4, 1, "train")
+    per_epoch = 40 * 20 // 4
+    ids = [samples.id_at(position) // 2 % per_epoch for position in range(6 * per_epoch)]
+    assert set(np.bincount(ids)) == {6}
+
+
+def test_spread_keeps_the_proportions(two):
+    samples = open_split(DataConfig(paths=[f"1 {two}/a", f"3 {two}/b"], split=[0, 1, 0]), 4, 1, "validation")
+    sources = [samples.source_of(one) for one in samples.spread(40)]
+    assert (sources.count(0), sources.count(1)) == (10, 30)
+    assert len(set(samples.spread(40))) == 40
+
+
+def test_a_file_list(two, tmp_path):
+    listed = tmp_path / "list.txt"
+    listed.write_text(f"# weight prefix corpus\n\n0.25 {two}/a wiki\n  0.75 {two}/b code\n")
+    paths = read_paths(DataConfig(file_list=str(listed)))
+    assert [(path.weight, path.prefix) for path in paths] == [
+        (Fraction(1, 4), f"{two}/a"),
+        (Fraction(3, 4), f"{two}/b"),
+    ]
+
+
+@pytest.mark.parametrize("bad", ["0.5", "half a wiki", "0.5 a wiki more"])
+def test_a_bad_line_is_quoted_with_its_number(tmp_path, bad):
+    listed = tmp_path / "list.txt"
+    listed.write_text(f"0.5 a wiki\n\n{bad}\n")
+    with pytest.raises(UserError, match=f"list.txt:3: '{bad}'"):
+        read_paths(DataConfig(file_list=str(listed)))
+
+
+@pytest.mark.parametrize("paths", [["0.5 a", "b"], ["0 a", "1 b"]])
+def test_weights_for_all_or_none_and_above_zero(paths):
+    with pytest.raises(UserError, match=r"data\.paths"):
+        read_paths(DataConfig(paths=paths))
