@@ -53,6 +53,21 @@ def test_large_logits_do_not_overflow(inputs):
         assert (got - expected).norm() <= 1e-5 * expected.norm()
 
 
+@pytest.mark.parametrize(("z_loss", "smoothing"), [(0.01, 0.0), (0.0, 0.1), (0.02, 0.3)])
+def test_z_loss_and_label_smoothing_are_their_formulas_and_only_in_training(inputs, z_loss, smoothing):
+    def by_torch(hidden, weight, targets):
+        logits = F.linear(hidden, weight).flatten(0, 1)
+        wanted = targets.flatten()
+        loss = F.cross_entropy(logits, wanted, ignore_index=IGNORED, reduction="sum", label_smoothing=smoothing)
+        return loss + z_loss * (logits.logsumexp(1) ** 2)[wanted != IGNORED].sum()
+
+    module = CrossEntropy(z_loss, smoothing)
+    for got, expected in zip(_run(module, *inputs), _run(by_torch, *inputs), strict=True):
+        assert (got - expected).norm() <= 1e-6 * expected.norm()
+    module.eval()
+    assert module(*inputs) == pytest.approx(_plain(*inputs).item(), rel=1e-6)
+
+
 def test_without_trained_tokens_all_is_zero(inputs):
     hidden, weight, targets = inputs
     assert all((x == 0).all() for x in _run(CrossEntropy(), hidden, weight, torch.full_like(targets, IGNORED)))

@@ -139,6 +139,23 @@ def test_every_layout_takes_the_same_steps(family, layout, micro):
         assert all(torch.equal(rank_weights[name], results[0][2][name]) for name in weights)
 
 
+@pytest.mark.parametrize("layout", ["zero 0 x2", "zero 3 x2", "tensor 2", "ring 2"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--train.optimizer.name", "muon"],
+        ["--train.z-loss", "1e-2", "--train.label-smoothing", "0.1"],
+    ],
+)
+def test_every_option_is_the_same_on_every_layout(layout, options):
+    ranks, flags = LAYOUTS[layout]
+    [(steps, gradients, weights)] = run_ranks(1, _train, "llama", options, 2, 0.1)
+    for rank_steps, rank_gradients, rank_weights in run_ranks(ranks, _train, "llama", [*flags, *options], 2, 0.1):
+        torch.testing.assert_close(torch.tensor(rank_steps), torch.tensor(steps), rtol=1e-5, atol=0)
+        _assert_close(rank_gradients, gradients)
+        _assert_close(rank_weights, weights)
+
+
 def _assert_close(actual, expected):
     """Each tensor within 1e-5 of its own norm; what should be zero (a key's bias) within rounding of the whole."""
     assert actual.keys() == expected.keys()

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from polarlm.config import TrainConfig
+from polarlm.config import TrainConfig, load_run
 from polarlm.train import learning_rate
 
 
@@ -26,6 +26,32 @@ def test_cosine_is_halfway_in_the_middle_and_minimal_at_the_end():
 
 def test_constant_stays_at_the_peak():
     assert {learning_rate(step, _train("constant")) for step in range(4, 21)} == {1.0}
+
+
+def test_linear_falls_in_a_line():
+    train = _train("linear")
+    assert learning_rate(12, train) == pytest.approx(0.55)
+    assert learning_rate(20, train) == pytest.approx(0.1)
+
+
+def test_wsd_stays_at_the_peak_and_falls_in_its_last_steps():
+    train = TrainConfig(steps=20, optimizer={"lr": 1.0}, schedule={"name": "wsd", "warmup_steps": 4, "decay_steps": 8})
+    assert {learning_rate(step, train) for step in range(4, 13)} == {1.0}
+    assert learning_rate(16, train) == pytest.approx(0.5)
+    assert learning_rate(20, train) == 0.0
+
+
+def test_inverse_square_root_is_vaswanis():
+    train = TrainConfig(steps=100, optimizer={"lr": 1.0}, schedule={"name": "inverse_sqrt", "warmup_steps": 4})
+    assert [learning_rate(step, train) for step in (4, 16, 64)] == [1.0, 0.5, 0.25]
+
+
+def test_a_warmup_in_tokens_is_as_many_steps(tmp_path):
+    flags = ["--model", "GPT125M", "--train.steps", "50", "--train.seq-len", "8", "--train.global-batch-size", "10"]
+    warm = [*flags, "--train.schedule.warmup-tokens", "800"]
+    train = load_run(None, environment={}, flags=warm).config.train
+    assert train.schedule.warmup_steps == 10
+    assert learning_rate(10, train) == train.optimizer.lr
 
 
 def test_without_warmup_the_first_step_is_near_the_peak():

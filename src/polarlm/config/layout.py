@@ -37,13 +37,18 @@ def resolve_layout(config: RunConfig, devices: int) -> RunConfig:
     train = config.train
     tokens_per_step = global_batch * train.seq_len
     steps = train.steps or -(-(train.tokens or 0) // tokens_per_step)
-    if train.schedule.warmup_steps > steps:
+    schedule = train.schedule
+    if schedule.warmup_tokens is not None:
+        warmup = -(-schedule.warmup_tokens // tokens_per_step)
+        schedule = schedule.model_copy(update={"warmup_steps": warmup, "warmup_tokens": None})
+    if schedule.warmup_steps > steps:
         raise UserError(
-            f"train.schedule.warmup_steps: {train.schedule.warmup_steps} is more than the run's {steps} steps "
+            f"train.schedule.warmup_steps: {schedule.warmup_steps} is more than the run's {steps} steps "
             f"({train.tokens} tokens at {tokens_per_step} a step)"
         )
     open_fields = {
         "steps": steps,
+        "schedule": schedule,
         "tokens": None,  # now said by steps
         "global_batch_size": global_batch,
         "gradient_accumulation_steps": accumulation,

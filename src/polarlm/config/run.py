@@ -52,7 +52,7 @@ class DataConfig(Section):
 class OptimizerConfig(Section):
     """What turns gradients into steps."""
 
-    name: Literal["adamw"] = Field("adamw", description="AdamW (arXiv 1711.05101), decay on matrices only")
+    name: Literal["adamw", "muon", "adafactor"] = Field("adamw", description="which one; decay is on matrices only")
     lr: PositiveFloat = Field(3e-4, description="peak learning rate")
     betas: tuple[float, float] = Field((0.9, 0.95), description="decay of the first and second moment")
     eps: PositiveFloat = Field(1e-8, description="added to the root of the second moment")
@@ -63,8 +63,12 @@ class OptimizerConfig(Section):
 class ScheduleConfig(Section):
     """The learning rate over the run; warm-up is counted in optimizer steps."""
 
-    name: Literal["cosine", "constant"] = Field("cosine", description="shape after the warm-up")
+    name: Literal["cosine", "linear", "wsd", "inverse_sqrt", "constant"] = Field(
+        "cosine", description="shape after the warm-up"
+    )
     warmup_steps: NonNegativeInt = Field(0, description="steps of linear warm-up; the peak is reached at this step")
+    warmup_tokens: PositiveInt | None = Field(None, description="length of the warm-up in tokens, instead of steps")
+    decay_steps: PositiveInt | None = Field(None, description="last steps, in which wsd decays; by default a tenth")
     min_lr: NonNegativeFloat = Field(0.0, description="learning rate at the end of the run")
 
 
@@ -79,6 +83,8 @@ class TrainConfig(Section):
     gradient_accumulation_steps: PositiveInt | None = Field(None, description="microbatches a step; or the above")
     precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="type of the matrix products")
     recompute: Literal["none", "selective", "full"] = Field("none", description="activations recomputed in backward")
+    z_loss: NonNegativeFloat = Field(0.0, description="weight of (log of the softmax's sum)², PaLM's 1e-4")
+    label_smoothing: float = Field(0.0, ge=0, lt=1, description="share of the target spread over the vocabulary")
     attention: Literal["auto", "flash", "math"] = Field(
         "auto", description="kernel: what the device is fastest with, a fused one or an error, or plain products"
     )
@@ -98,6 +104,8 @@ class TrainConfig(Section):
                 if both
                 else "steps is missing: give train.steps or train.tokens"
             )
+        if self.schedule.warmup_tokens is not None and self.schedule.warmup_steps:
+            raise ValueError("schedule.warmup_tokens: give warmup_steps or warmup_tokens, not both")
         if self.schedule.min_lr > self.optimizer.lr:
             raise ValueError(f"schedule.min_lr: {self.schedule.min_lr} is above train.optimizer.lr {self.optimizer.lr}")
         if self.steps is not None and self.schedule.warmup_steps > self.steps:

@@ -11,10 +11,15 @@ _FEWEST_ROWS = 128  # of one chunk: enough for a matrix product to run at speed
 
 
 class CrossEntropy(nn.Module):
-    """Negative log-likelihood of the targets, summed.
+    """Negative log-likelihood of the targets, summed; the caller divides by the trained tokens of the global batch.
 
-    The caller divides by the trained tokens of the whole global batch, which no single call knows.
+    In training, and only there, `label_smoothing` ε spreads that share of each target over the vocabulary (arXiv
+    1512.00567), and `z_loss` adds z · (log Σ exp logits)² a token, which keeps logits near zero (arXiv 2204.02311).
     """
+
+    def __init__(self, z_loss: float = 0.0, label_smoothing: float = 0.0) -> None:
+        super().__init__()
+        self.z_loss, self.label_smoothing = z_loss, label_smoothing
 
     def forward(self, hidden: Tensor, head_weight: Tensor, targets: Tensor) -> Tensor:
         """hidden [B, S, H], head_weight [V, H], targets int64 [B, S] (`IGNORED` is not trained) -> fp32 scalar, nats.
@@ -23,8 +28,9 @@ class CrossEntropy(nn.Module):
         """
         device = hidden.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
+        extras = (self.z_loss, self.label_smoothing) if self.training else (0.0, 0.0)
         with torch.autocast(device, enabled=False):
-            return _FusedCrossEntropy.apply(hidden.flatten(0, 1), head_weight, targets.flatten(), dtype)
+            return _FusedCrossEntropy.apply(hidden.flatten(0, 1), head_weight, targets.flatten(), dtype, *extras)
 
 
 class _FusedCrossEntropy(torch.autograd.Function):
@@ -32,7 +38,9 @@ class _FusedCrossEntropy(torch.autograd.Function):
     the loss gives them too. The logits of all tokens, by far the largest activation of a small model, never exist."""
 
     @staticmethod
-    def forward(ctx, hidden: Tensor, weight: Tensor, targets: Tensor, dtype: torch.dtype) -> Tensor:
+    def forward(
+        ctx, hidden: Tensor, weight: Tensor, targets: Tensor, dtype: torch.dtype, z_loss: float, smoothing: float
+    ) -> Tensor:
         """hidden [N, H], weight [V, H], targets [N]; the products are taken in `dtype`, the softmax in fp32."""
         wants_gradients = any(ctx.needs_input_grad)
         matrix = weight.to(dtype)
@@ -41,18 +49,13 @@ class _FusedCrossEntropy(torch.autograd.Function):
         weight_grad = torch.zeros_like(matrix) if wants_gradients else None
         rows = max(_FEWEST_ROWS, _CHUNK_LOGITS // len(weight))
         for start in range(0, len(hidden), rows):
-            some, wanted = hidden[start : start + rows].to(dtype), targets[start : start + rows]
-            is_trained = wanted != IGNORED
-            index = wanted.where(is_trained, 0)[:, None]
-            logits = (some @ matrix.mT).float()
-            logits -= logits.amax(1, keepdim=True)
-            chosen = logits.gather(1, index)[:, 0]
-            sums = logits.exp_().sum(1)
-            total += (sums.log() - chosen).where(is_trained, 0.0).sum()
+            some = hidden[start : start + rows].to(dtype)
+            loss, logit_grad = _loss_and_gradient(
+                (some @ matrix.mT).float(), targets[start : start + rows], z_loss, smoothing, wants_gradients
+            )
+            total += loss
             if wants_gradients:
-                logits *= (is_trained / sums)[:, None]
-                logits.scatter_add_(1, index, -is_trained.float()[:, None])
-                logit_grad = logits.to(dtype)
+                logit_grad = logit_grad.to(dtype)
                 hidden_grad[start : start + rows] = logit_grad @ matrix
                 weight_grad.addmm_(logit_grad.mT, some)
         ctx.gradients = hidden_grad, weight_grad, weight.dtype
@@ -60,7 +63,29 @@ class _FusedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, scale: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx, scale: Tensor) -> tuple[Tensor | None, ...]:
         hidden_grad, weight_grad, weight_dtype = ctx.gradients
         ctx.gradients = None
-        return hidden_grad.mul_(scale), weight_grad.to(weight_dtype).mul_(scale), None, None
+        return hidden_grad.mul_(scale), weight_grad.to(weight_dtype).mul_(scale), None, None, None, None
+
+
+def _loss_and_gradient(
+    logits: Tensor, targets: Tensor, z_loss: float, smoothing: float, wants_gradient: bool
+) -> tuple[Tensor, Tensor]:
+    """The summed loss of logits [N, V], and its gradient in their place, where it is wanted."""
+    is_trained = targets != IGNORED
+    index = targets.where(is_trained, 0)[:, None]
+    highest = logits.amax(1, keepdim=True)
+    logits -= highest
+    chosen = logits.gather(1, index)[:, 0]
+    mean = logits.mean(1) if smoothing else chosen
+    sums = logits.exp_().sum(1)
+    log_sum = sums.log()
+    whole_log_sum = log_sum + highest[:, 0]
+    loss = log_sum - (1 - smoothing) * chosen - smoothing * mean + z_loss * whole_log_sum**2
+    if wants_gradient:
+        logits *= (is_trained * (1 + 2 * z_loss * whole_log_sum) / sums)[:, None]
+        if smoothing:
+            logits -= (smoothing / logits.shape[1]) * is_trained[:, None]
+        logits.scatter_add_(1, index, (smoothing - 1) * is_trained.float()[:, None])
+    return loss.where(is_trained, 0.0).sum(), logits

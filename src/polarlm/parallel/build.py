@@ -26,6 +26,7 @@ def build_model(config: RunConfig, mesh: Mesh) -> Transformer:
     offloads = config.parallel.offload == "parameters"
     model.to_empty(device="cpu" if offloads else mesh.world.device.torch)
     initialise(model, config)
+    model.loss.z_loss, model.loss.label_smoothing = config.train.z_loss, config.train.label_smoothing
     return model.train()
 
 

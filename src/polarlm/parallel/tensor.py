@@ -20,7 +20,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from polarlm.model import IGNORED, Attention, Block, Transformer
+from polarlm.model import IGNORED, Attention, Block, CrossEntropy, Transformer
 
 _SEQUENCE, _HEADS = 1, 2  # dims of [B, S, H] and of [B, S, A, D]
 
@@ -143,7 +143,7 @@ def _distribute(module: nn.Module, name: str, mesh: DeviceMesh, placement: Shard
     module.register_parameter(name, nn.Parameter(weight))
 
 
-class VocabularyParallelCrossEntropy(nn.Module):
+class VocabularyParallelCrossEntropy(CrossEntropy):
     """`CrossEntropy` over a head shared out by vocabulary; logits are never gathered (arXiv 1909.08053, section 3)."""
 
     def __init__(self, mesh: DeviceMesh) -> None:
@@ -154,8 +154,10 @@ class VocabularyParallelCrossEntropy(nn.Module):
         """hidden [B, S, H] shared by sequence, head_weight [V, H] by rows, targets int64 [B, S] -> fp32 scalar."""
         whole = hidden.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
         logits = F.linear(whole, head_weight.to_local()).flatten(0, 1).float()
-        first = _first_row(head_weight, self._mesh)
-        return _ShardedCrossEntropy.apply(logits, targets.flatten(), first, self._mesh.get_group())
+        extras = (self.z_loss, self.label_smoothing) if self.training else (0.0, 0.0)
+        first, vocabulary = _first_row(head_weight, self._mesh), head_weight.shape[0]
+        group = self._mesh.get_group()
+        return _ShardedCrossEntropy.apply(logits, targets.flatten(), first, vocabulary, group, *extras)
 
 
 def _first_row(weight: DTensor, mesh: DeviceMesh) -> int:
@@ -167,22 +169,40 @@ class _ShardedCrossEntropy(torch.autograd.Function):
     """Summed cross-entropy of logits [N, V/t] that each rank holds its columns of."""
 
     @staticmethod
-    def forward(ctx, logits: Tensor, targets: Tensor, first: int, group: dist.ProcessGroup) -> Tensor:
+    def forward(
+        ctx,
+        logits: Tensor,
+        targets: Tensor,
+        first: int,
+        vocabulary: int,
+        group: dist.ProcessGroup,
+        z_loss: float,
+        smoothing: float,
+    ) -> Tensor:
         highest = logits.amax(1) if logits.shape[1] else logits.new_full((len(logits),), -torch.inf)
         dist.all_reduce(highest, dist.ReduceOp.MAX, group)
-        exponentials = (logits - highest[:, None]).exp()
+        logits = logits - highest[:, None]
         local = targets - first
         is_here = (local >= 0) & (local < logits.shape[1])
         index = local.clamp(0, max(logits.shape[1] - 1, 0))[:, None]
-        chosen = torch.where(is_here, logits.gather(1, index)[:, 0] - highest, 0.0)
-        sums = torch.stack([exponentials.sum(1), chosen])
+        chosen = torch.where(is_here, logits.gather(1, index)[:, 0], 0.0)
+        mean = logits.sum(1) / vocabulary
+        exponentials = logits.exp_()
+        sums = torch.stack([exponentials.sum(1), chosen, mean])
         dist.all_reduce(sums, group=group)
+        total, chosen, mean = sums
+        log_sum = total.log()
+        whole_log_sum = log_sum + highest
         is_trained = targets != IGNORED
-        ctx.save_for_backward(exponentials / sums[0][:, None], index, is_here, is_trained)
-        return torch.where(is_trained, sums[0].log() - sums[1], 0.0).sum()
+        scale = (1 + 2 * z_loss * whole_log_sum) / total
+        ctx.save_for_backward(exponentials.mul_(scale[:, None]), index, is_here, is_trained)
+        ctx.smoothing, ctx.vocabulary = smoothing, vocabulary
+        loss = log_sum - (1 - smoothing) * chosen - smoothing * mean + z_loss * whole_log_sum**2
+        return loss.where(is_trained, 0.0).sum()
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple:
-        probabilities, index, is_here, is_trained = ctx.saved_tensors
-        probabilities.scatter_add_(1, index, -is_here.to(probabilities.dtype)[:, None])
-        return probabilities * (grad * is_trained)[:, None], None, None, None
+        logit_grad, index, is_here, is_trained = ctx.saved_tensors
+        logit_grad = logit_grad - ctx.smoothing / ctx.vocabulary
+        logit_grad.scatter_add_(1, index, (ctx.smoothing - 1) * is_here.to(logit_grad.dtype)[:, None])
+        return logit_grad * (grad * is_trained)[:, None], None, None, None, None, None, None

@@ -1,18 +1,33 @@
 """The optimizer of a run: which parameters decay, and how steps are taken."""
 
 from torch import nn
-from torch.optim import AdamW, Optimizer
+from torch.optim import Adafactor, AdamW, Optimizer
 
 from polarlm.config import OptimizerConfig
+from polarlm.train.muon import Muon
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
-    """AdamW (arXiv 1711.05101) over two groups: matrices, which decay, and vectors (biases, norms), which do not."""
-    parameters = list(model.parameters())
-    groups = [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    return AdamW(
-        [group for group in groups if group["params"]], lr=config.lr, betas=config.betas, eps=config.eps, fused=True
-    )
+    """The optimizer by its name; matrices decay, vectors (biases, norms) do not.
+
+    `adamw` (arXiv 1711.05101) and `adafactor` (arXiv 1804.04235) are torch's; `muon` takes the matrices of the blocks
+    and leaves embedding, head and vectors to AdamW.
+    """
+    named = dict(model.named_parameters())
+    matrices = {name: parameter for name, parameter in named.items() if parameter.ndim >= 2}
+    vectors = [parameter for parameter in named.values() if parameter.ndim < 2]
+    decay = config.weight_decay
+    moments = {"lr": config.lr, "betas": config.betas, "eps": config.eps, "fused": True}
+    if config.name == "muon":
+        hidden = [parameter for name, parameter in matrices.items() if name.startswith("blocks.")]
+        others = [parameter for name, parameter in matrices.items() if not name.startswith("blocks.")]
+        return Muon(hidden, _groups(others, vectors, decay), weight_decay=decay, **moments)
+    groups = _groups(list(matrices.values()), vectors, decay)
+    if config.name == "adafactor":
+        return Adafactor(groups, lr=config.lr)
+    return AdamW(groups, **moments)
+
+
+def _groups(matrices: list[nn.Parameter], vectors: list[nn.Parameter], decay: float) -> list[dict]:
+    groups = [{"params": matrices, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]

@@ -1,0 +1,92 @@
+"""Optimizers against their formulas in float64, and what each parameter is given to."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from polarlm.config import OptimizerConfig
+from polarlm.train import build_optimizer
+from polarlm.train.muon import orthogonalise
+
+
+class _Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(7, 4)
+        self.blocks = nn.ModuleDict({"0": nn.Linear(4, 6), "1": nn.Linear(6, 4)})
+
+
+def _step(model, optimizer, seed):
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn(parameter.shape, generator=generator)
+    optimizer.step()
+
+
+def test_decay_is_on_matrices_only():
+    optimizer = build_optimizer(_Model(), OptimizerConfig(weight_decay=0.3))
+    decays = {tuple(p.shape): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    assert decays == {(7, 4): 0.3, (6, 4): 0.3, (4, 6): 0.3, (6,): 0.0, (4,): 0.0}
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (4, 16), (16, 4)])
+def test_orthogonalise_brings_singular_values_near_one(shape):
+    matrix = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    left, _, right = torch.linalg.svd(matrix.double(), full_matrices=False)
+    result = orthogonalise(matrix).double()
+    # In the basis of the matrix's own singular vectors the result is diagonal, its entries within the quintic's band.
+    inner = left.mT @ result @ right.mT
+    assert (inner - inner.diagonal().diag()).abs().max() < 1e-5
+    assert ((inner.diagonal() > 0.6) & (inner.diagonal() < 1.3)).all()
+
+
+def _muon_by_the_formula(weight, gradients, lr, decay):
+    """Nesterov momentum, the quintic iteration, update of RMS 0.2, decoupled decay; in float64."""
+    weight, momentum = weight.double(), torch.zeros_like(weight).double()
+    for gradient in (g.double() for g in gradients):
+        momentum = 0.95 * momentum + 0.05 * gradient
+        x = 0.05 * gradient + 0.95 * momentum
+        x = x / x.norm()
+        for _ in range(5):
+            gram = x @ x.T
+            x = 3.4445 * x - 4.7750 * gram @ x + 2.0315 * gram @ gram @ x
+        weight = weight * (1 - lr * decay) - lr * 0.2 * math.sqrt(max(weight.shape)) * x
+    return weight
+
+
+def test_muon_is_its_formula_on_matrices_and_adamw_on_the_rest():
+    model, twin = _Model(), _Model()
+    muon = build_optimizer(model, OptimizerConfig(name="muon", lr=0.01, weight_decay=0.1))
+    adamw = build_optimizer(twin, OptimizerConfig(lr=0.01, weight_decay=0.1))
+    start, gradients = model.blocks["1"].weight.detach().clone(), []
+    for seed in range(3):
+        _step(model, muon, seed)
+        _step(twin, adamw, seed)
+        gradients.append(model.blocks["1"].weight.grad.clone())
+    expected = _muon_by_the_formula(start, gradients, 0.01, 0.1)
+    assert (model.blocks["1"].weight.double() - expected).norm() < 1e-5 * expected.norm()
+    for name in ("embedding.weight", "blocks.0.bias", "blocks.1.bias"):
+        assert torch.equal(model.get_parameter(name), twin.get_parameter(name))
+    assert not torch.equal(model.blocks["0"].weight, twin.blocks["0"].weight)
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon", "adafactor"])
+def test_a_state_that_is_saved_and_loaded_goes_on_bit_identically(name, tmp_path):
+    from polarlm.checkpoint import Checkpoints
+    from polarlm.parallel import Device, World
+
+    alone = World(0, 1, Device(torch.device("cpu")))
+    config = OptimizerConfig(name=name, lr=0.01)
+    model, resumed = _Model(), _Model()
+    optimizer, other = build_optimizer(model, config), build_optimizer(resumed, config)
+    _step(model, optimizer, 0)
+    checkpoints = Checkpoints(tmp_path, 1, alone)
+    checkpoints.save(1, model, optimizer, {})
+    checkpoints.load(1, resumed, other)
+    for seed in (1, 2):
+        _step(model, optimizer, seed)
+        _step(resumed, other, seed)
+    assert all(torch.equal(p, resumed.get_parameter(n)) for n, p in model.named_parameters())
