@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,6 +18,8 @@ END_OF_DOCUMENT = "<|endoftext|>"
 # What other makers call the token that ends a document, where their tokenizer_config.json does not say.
 _END_NAMES = (END_OF_DOCUMENT, "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>")
 _FILES = ("tokenizer.json", "tokenizer_config.json")
+_GPT2_FILES = {"vocab.json": "merges.txt", "encoder.json": "vocab.bpe"}
+_SENTENCEPIECE = "tokenizer.model"
 _FALLBACK_BYTE = re.compile("<0x[0-9A-F]{2}>")  # a byte of a character that the vocabulary has no token for
 _BYTES_FILE = b'{"polarlm": "bytes"}\n'  # what stands for the tokenizer without files in a folder
 
@@ -90,11 +93,11 @@ class HuggingFaceTokenizer:
         Raises:
             UserError: the file is not a tokenizer, or the settings beside it are not JSON.
         """
-        self._files = {path.name: path.read_bytes()}
+        self._files = {_FILES[0]: path.read_bytes()}
         settings_path = path.with_name(_FILES[1])
         settings: dict[str, Any] = {}
         if path.name == _FILES[0] and settings_path.is_file():
-            self._files[settings_path.name] = settings_path.read_bytes()
+            self._files[_FILES[1]] = settings_path.read_bytes()
             settings = _read_settings(settings_path)
         self._engine = _read_engine(path)
         self._engine.encode_special_tokens = True
@@ -103,7 +106,7 @@ class HuggingFaceTokenizer:
         vocabulary = self._engine.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values()) + 1
         self.eod_id = vocabulary.get(_end_name(settings, vocabulary))
-        self.digest = hashlib.sha256(self._files[path.name]).hexdigest()
+        self.digest = hashlib.sha256(self._files[_FILES[0]]).hexdigest()
         decoder = self._engine.decoder.__getstate__() if self._engine.decoder else b""  # as JSON
         self._is_byte_level = b"ByteLevel" in decoder
         bytes_named = vocabulary.items() if b"ByteFallback" in decoder else ()
@@ -145,7 +148,77 @@ class HuggingFaceTokenizer:
         """See `Tokenizer`."""
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in self._files.items():
-            (folder / (name if name in _FILES else _FILES[0])).write_bytes(content)
+            (folder / name).write_bytes(content)
+
+
+class SentencePieceTokenizer:
+    """A SentencePiece `.model`, run by its own library."""
+
+    def __init__(self, path: Path) -> None:
+        """
+        Raises:
+            UserError: the file is not such a model, or the library is not installed.
+        """
+        try:
+            import sentencepiece
+        except ImportError:
+            raise UserError(f"{path}: running it takes sentencepiece; pip install 'polarlm[data]'") from None
+        self._content = path.read_bytes()
+        try:
+            self._engine = sentencepiece.SentencePieceProcessor(model_proto=self._content)
+        except RuntimeError as error:
+            raise UserError(f"{path}: is not a SentencePiece model ({error})") from None
+        self.vocab_size = self._engine.vocab_size()
+        self.eod_id = self._engine.eos_id() if self._engine.eos_id() >= 0 else None
+        self.digest = hashlib.sha256(self._content).hexdigest()
+        self.fallback_bytes = frozenset(filter(self._engine.is_byte, range(self.vocab_size)))
+
+    def encode(self, text: str) -> list[int]:
+        """See `Tokenizer`."""
+        return self._engine.encode(text)
+
+    def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        """See `Tokenizer`."""
+        return self._engine.encode(texts)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """See `Tokenizer`."""
+        return self._engine.decode([int(one) for one in ids])
+
+    def token_bytes(self) -> np.ndarray:
+        """See `Tokenizer`."""
+        return np.array([self._bytes_of(one) for one in range(self.vocab_size)], np.int32)
+
+    def _bytes_of(self, token: int) -> int:
+        if self._engine.is_control(token) or self._engine.is_unused(token):
+            return 0
+        if self._engine.is_byte(token):
+            return 1
+        return len(self._engine.id_to_piece(token).replace("▁", " ").encode())
+
+    def save(self, folder: Path) -> None:
+        """See `Tokenizer`."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / _SENTENCEPIECE).write_bytes(self._content)
+
+
+def _from_gpt2_files(vocabulary: Path, merges: Path) -> "HuggingFaceTokenizer":
+    """GPT-2's own two files, under either of their names, as the tokenizer.json that they stand for."""
+    try:
+        ids = json.loads(vocabulary.read_text(encoding="utf-8"))
+        lines = merges.read_text(encoding="utf-8").splitlines()
+        pairs = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
+        engine = tokenizers.Tokenizer(models.BPE(vocab=ids, merges=pairs))
+    except Exception as error:  # the library raises bare Exception
+        raise UserError(f"{vocabulary}, {merges}: are not GPT-2's vocabulary and merges ({error})") from None
+    engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    engine.decoder = decoders.ByteLevel()
+    if END_OF_DOCUMENT in ids:
+        engine.add_special_tokens([END_OF_DOCUMENT])
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / _FILES[0]
+        engine.save(str(path))
+        return HuggingFaceTokenizer(path)
 
 
 def _read_engine(path: Path) -> tokenizers.Tokenizer:
@@ -169,23 +242,35 @@ def _end_name(settings: dict[str, Any], vocabulary: dict[str, int]) -> str | Non
 
 
 def load_tokenizer(where: str | Path) -> Tokenizer:
-    """The tokenizer `bytes`, or that of a folder or a `tokenizer.json`.
+    """The tokenizer `bytes`, or that of a folder or file: tokenizer.json, GPT-2's two files, a SentencePiece model.
 
     Raises:
         UserError: there is none.
     """
     if str(where) == "bytes":
         return ByteTokenizer()
-    path = Path(where)
-    path = path / _FILES[0] if path.is_dir() else path
-    if not path.is_file():
-        raise UserError(
-            f"{path}: no tokenizer there; give `bytes`, or a folder with tokenizer.json "
-            "(`polarlm tokenizer train` makes one)"
-        )
+    path = _find_tokenizer(Path(where))
+    if path.suffix == ".model":
+        return SentencePieceTokenizer(path)
+    if path.name in _GPT2_FILES:
+        return _from_gpt2_files(path, path.with_name(_GPT2_FILES[path.name]))
     if path.stat().st_size == len(_BYTES_FILE) and path.read_bytes() == _BYTES_FILE:
         return ByteTokenizer()
     return HuggingFaceTokenizer(path)
+
+
+def _find_tokenizer(path: Path) -> Path:
+    """The file that decides: a tokenizer.json before GPT-2's two files before a SentencePiece model."""
+    candidates = [path]
+    if path.is_dir():
+        candidates = [path / name for name in (_FILES[0], *_GPT2_FILES)] + sorted(path.glob("*.model"))
+    found = next((one for one in candidates if one.is_file()), None)
+    if found is None:
+        raise UserError(
+            f"{path}: no tokenizer there; give `bytes`, a SentencePiece .model, or a folder with tokenizer.json "
+            "(`polarlm tokenizer train` makes one) or GPT-2's vocab.json and merges.txt"
+        )
+    return found
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int, folder: Path, show_progress: bool = False) -> Tokenizer:
