@@ -159,5 +159,3 @@ def _refuse_unavailable(config: RunConfig) -> None:
         value = getattr(getattr(config, section), field)
         if value not in allowed:
             raise UserError(f"{path}: {value} is not available yet; use {' or '.join(map(str, allowed))}")
-    if config.log.trackers:
-        raise UserError(f"log.trackers: {config.log.trackers[0]} is not available yet; leave it out")

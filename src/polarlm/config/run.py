@@ -154,7 +154,9 @@ class LogConfig(Section):
 
     every: PositiveInt = Field(1, description="steps between lines of metrics.jsonl")
     per_source: bool = Field(False, description="validation loss of each dataset of a blend, too")
-    trackers: list[str] = Field([], description="services that follow the run, beside metrics.jsonl")
+    trackers: list[Literal["csv", "tensorboard", "wandb"]] = Field(
+        [], description="services that follow the run, beside metrics.jsonl"
+    )
 
 
 class RunConfig(Section):

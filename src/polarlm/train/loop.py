@@ -51,6 +51,8 @@ def fit(run: Run) -> None:
                 line.say(f"step {step}: asked to stop by {stop.signal_name or 'another rank'}; saved")
                 break
             clock = time.perf_counter()
+    if run.metrics:
+        run.metrics.close()
 
 
 def _loader(run: Run) -> Loader:

@@ -6,23 +6,34 @@ import os
 from pathlib import Path
 from typing import Any
 
+from polarlm.train.trackers import Trackers
+
 
 class MetricsLog:
     """The file of a run's metrics, written by one rank."""
 
-    def __init__(self, path: Path, after_step: int) -> None:
-        """Open for the steps after `after_step`; lines of later steps, which a resume takes again, are cut off."""
+    def __init__(self, path: Path, after_step: int, trackers: Trackers | None = None) -> None:
+        """Open for the steps after `after_step`; lines of later steps, which a resume takes again, are cut off.
+
+        Args:
+            trackers: are told the same.
+        """
         _keep_until(path, after_step)
+        self._trackers = trackers
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, line: dict[str, Any]) -> None:
         """Append one object; a value that JSON has no number for (NaN, infinity) is written as null."""
         self._file.write(json.dumps({key: _as_json(value) for key, value in line.items()}) + "\n")
         self._file.flush()
+        if self._trackers:
+            self._trackers.log(line["step"], line)
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file and the trackers."""
         self._file.close()
+        if self._trackers:
+            self._trackers.close()
 
 
 def _as_json(value: Any) -> Any:

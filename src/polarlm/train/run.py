@@ -19,6 +19,7 @@ from polarlm.parallel import Engine, World
 from polarlm.train.environment import describe_environment
 from polarlm.train.metrics import MetricsLog
 from polarlm.train.optimizer import build_optimizer
+from polarlm.train.trackers import Trackers
 from polarlm.train.validation import Validation
 
 _log = logging.getLogger("polarlm.train")
@@ -83,7 +84,7 @@ def open_run(folder: Path, config: RunConfig, world: World) -> Run:
         validation=_open_validation(config, folder),
         checkpoints=checkpoints,
         progress=progress,
-        metrics=MetricsLog(folder / "metrics.jsonl", progress.step) if world.is_first else None,
+        metrics=_open_metrics(folder, config, progress.step) if world.is_first else None,
         data_record=data_record,
     )
 
@@ -140,6 +141,10 @@ def _compare_data(record: dict[str, Any], world: World) -> None:
                     f"{name}: {host} finds {other.get(name)} there, and the first rank's host {first_host} {identity}; "
                     "bring the same data to every host"
                 )
+
+
+def _open_metrics(folder: Path, config: RunConfig, step: int) -> MetricsLog:
+    return MetricsLog(folder / "metrics.jsonl", step, Trackers(config.log.trackers, folder, config))
 
 
 def _open_validation(config: RunConfig, folder: Path) -> Validation | None:
