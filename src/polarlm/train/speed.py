@@ -54,8 +54,11 @@ def peak_tflops(device: Device, precision: str) -> float:
     return known.tflops(precision) if known else _measured_tflops(device)
 
 
-def _measured_tflops(device: Device, size: int = 1024, tries: int = 8) -> float:
-    """Best rate of a square fp32 product; on a CPU with this rank's threads, while the other ranks measure theirs."""
+def _measured_tflops(device: Device, size: int = 768, tries: int = 40) -> float:
+    """Best rate of a square fp32 product; on a CPU with this rank's threads, while the other ranks measure theirs.
+
+    Many short tries: on a machine that others use too, one of them runs undisturbed.
+    """
     left, right = torch.rand(2, size, size, device=device.torch).unbind()
     best = float("inf")
     for _ in range(tries):
