@@ -12,7 +12,7 @@ from importlib.resources import as_file, files
 from pathlib import Path
 
 _FOLDER = Path("data/quickstart")
-_PROMPT = "def read_lines(path):\n"
+_PROMPT = "    def test_read(self):\n"
 
 
 TAKES_CONFIG_FLAGS = True
@@ -30,7 +30,9 @@ def run(arguments: argparse.Namespace) -> None:
         _polarlm("data", "prepare", "stdlib", "--tokenizer", tokenizer, "--output", prefix)
         _polarlm("train", str(run_file), "--data.paths", prefix, *arguments.config_flags)
     _compare(prefix)
-    _polarlm("generate", "--prompt", _PROMPT, "--max-tokens", "150", "--temperature", "0.5", "--seed", "1")
+    _polarlm(
+        "generate", "--prompt", _PROMPT, "--max-tokens", "110", "--temperature", "0.8", "--top-k", "40", "--seed", "1"
+    )
     print("\nthe run is in runs/latest, its loss drawn in runs/latest/report/loss.png")
 
 
