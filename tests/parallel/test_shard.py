@@ -144,6 +144,7 @@ def test_every_layout_takes_the_same_steps(family, layout, micro):
     "options",
     [
         ["--train.optimizer.name", "muon"],
+        ["--train.optimizer.name", "adafactor", "--train.optimizer.lr", "1e-2"],
         ["--train.z-loss", "1e-2", "--train.label-smoothing", "0.1"],
     ],
 )

@@ -8,7 +8,8 @@ from torch import nn
 
 from polarlm.config import OptimizerConfig
 from polarlm.train import build_optimizer
-from polarlm.train.muon import orthogonalise
+from polarlm.train.muon import _share_out, orthogonalise
+from ranks import run_ranks
 
 
 class _Model(nn.Module):
@@ -36,7 +37,7 @@ def test_decay_is_on_matrices_only():
 def test_orthogonalise_brings_singular_values_near_one(shape):
     matrix = torch.randn(shape, generator=torch.Generator().manual_seed(1))
     left, _, right = torch.linalg.svd(matrix.double(), full_matrices=False)
-    result = orthogonalise(matrix).double()
+    result = orthogonalise(matrix[None])[0].double()
     # In the basis of the matrix's own singular vectors the result is diagonal, its entries within the quintic's band.
     inner = left.mT @ result @ right.mT
     assert (inner - inner.diagonal().diag()).abs().max() < 1e-5
@@ -71,6 +72,30 @@ def test_muon_is_its_formula_on_matrices_and_adamw_on_the_rest():
     for name in ("embedding.weight", "blocks.0.bias", "blocks.1.bias"):
         assert torch.equal(model.get_parameter(name), twin.get_parameter(name))
     assert not torch.equal(model.blocks["0"].weight, twin.blocks["0"].weight)
+
+
+def _orthogonalise_with(world, matrices):
+    return _share_out(matrices, torch.distributed.group.WORLD)
+
+
+@pytest.mark.parametrize("count", [1, 3, 4])
+def test_ranks_share_out_matrices_whatever_their_number(count):
+    matrices = torch.randn((count, 5, 3), generator=torch.Generator().manual_seed(2))
+    for result in run_ranks(3, _orthogonalise_with, matrices):
+        torch.testing.assert_close(result, orthogonalise(matrices))
+
+
+def test_adafactor_takes_the_steps_of_torchs():
+    model, twin = _Model(), _Model()
+    config = OptimizerConfig(name="adafactor", lr=0.02, weight_decay=0.1)
+    ours = build_optimizer(model, config)
+    matrices, vectors = ([p for p in twin.parameters() if (p.ndim == 2) is wanted] for wanted in (True, False))
+    torchs = torch.optim.Adafactor([{"params": matrices, "weight_decay": 0.1}, {"params": vectors}], lr=0.02)
+    for seed in range(3):
+        _step(model, ours, seed)
+        _step(twin, torchs, seed)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter, twin.get_parameter(name), rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon", "adafactor"])

@@ -2,16 +2,18 @@
 
 torch's own runs its Newton-Schulz iteration in bf16, which a CPU without bf16 units does many times slower than fp32,
 and on each rank's shard alone, which is another optimizer. Here the iteration runs in the type that the device is fast
-in, and on whole matrices.
+in, on whole matrices, and ranks that hold the same ones share out the work.
 """
 
-import math
 from collections.abc import Iterable
+from itertools import groupby
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
-from torch.optim import AdamW
+from torch.optim import AdamW, Optimizer
 
 _QUINTIC = (3.4445, -4.7750, 2.0315)  # pulls every singular value to about 1 in five steps, from 0.01 on
 _ITERATIONS = 5
@@ -19,59 +21,88 @@ _MOMENTUM = 0.95
 _RMS = 0.2  # of an update, as AdamW's; so both take one learning rate and decay (arXiv 2502.16982, equation 4)
 
 
-class Muon(AdamW):
-    """Muon for hidden matrices, AdamW for everything else, in one optimizer with one state by parameter."""
+class Muon(Optimizer):
+    """Muon for hidden matrices, AdamW for everything else, as one optimizer with one state by parameter.
+
+    M ← μM + (1-μ)G;  W ← (1 - ηλ)W - η · 0.2·√max(m, n) · orthogonal((1-μ)G + μM), for W of m x n.
+    """
 
     def __init__(
-        self, matrices: Iterable[nn.Parameter], groups: Iterable[dict], *, weight_decay: float, **adamw
+        self, matrices: Iterable[nn.Parameter], groups: Iterable[dict], *, lr: float, weight_decay: float, **adamw: Any
     ) -> None:
         """
         Args:
             matrices: parameters [m, n] that Muon steps; its state of each is one `momentum` of that shape.
             groups: AdamW's parameter groups.
-            adamw: AdamW's own arguments; `lr` is Muon's too.
+            lr: of both.
+            weight_decay: of the matrices; a group of AdamW's has its own.
+            adamw: AdamW's other arguments.
         """
-        muon = {"params": list(matrices), "weight_decay": weight_decay, "is_muon": True}
-        super().__init__([muon, *({**group, "is_muon": False} for group in groups)], **adamw)
+        super().__init__(matrices, {"lr": lr, "weight_decay": weight_decay})
+        self._adamw = AdamW(groups, lr=lr, **adamw)
+        self._adamw.state = self.state
+        self.param_groups += self._adamw.param_groups
 
     @torch.no_grad()
-    def step(self, closure=None):
-        """Step the matrices, then let AdamW step the rest."""
-        every_group = self.param_groups
-        for group in every_group:
-            if group["is_muon"]:
-                for parameter in group["params"]:
-                    self._step_matrix(parameter, group["lr"], group["weight_decay"])
-        self.param_groups = [group for group in every_group if not group["is_muon"]]
-        try:
-            return super().step(closure)
-        finally:
-            self.param_groups = every_group
+    def step(self, closure: None = None) -> None:
+        """Let AdamW step the rest, then step the matrices, those of one shape together."""
+        self._adamw.step()
+        matrices = self.param_groups[0]
+        trained = [parameter for parameter in matrices["params"] if parameter.grad is not None]
+        for shape, alike in groupby(sorted(trained, key=_shape), key=_shape):
+            parameters = list(alike)
+            directions = torch.stack([_whole(self._direction(parameter)) for parameter in parameters])
+            updates = _share_out(directions, _sharers(parameters[0]))
+            for parameter, update in zip(parameters, updates, strict=True):
+                parameter.mul_(1 - matrices["lr"] * matrices["weight_decay"])
+                scale = _RMS * max(shape) ** 0.5
+                parameter.add_(_like(update.to(parameter.dtype), parameter), alpha=-matrices["lr"] * scale)
 
-    def _step_matrix(self, parameter: nn.Parameter, lr: float, weight_decay: float) -> None:
-        if parameter.grad is None:
-            return
+    def _direction(self, parameter: nn.Parameter) -> Tensor:
+        """Nesterov's momentum."""
         state = self.state[parameter]
-        if not state:
+        if "momentum" not in state:
             state["momentum"] = torch.zeros_like(parameter)
         momentum = state["momentum"].lerp_(parameter.grad, 1 - _MOMENTUM)
-        direction = _whole(parameter.grad.lerp(momentum, _MOMENTUM))  # Nesterov's
-        update = orthogonalise(direction) * (_RMS * math.sqrt(max(direction.shape)))
-        parameter.mul_(1 - lr * weight_decay)
-        parameter.add_(_like(update.to(parameter.dtype), parameter), alpha=-lr)
+        return parameter.grad.lerp(momentum, _MOMENTUM)
 
 
-def orthogonalise(matrix: Tensor) -> Tensor:
-    """The nearest matrix [m, n] with orthonormal rows or columns, roughly, by a quintic Newton-Schulz iteration."""
-    a, b, c = _QUINTIC
-    x = matrix.to(torch.float32 if matrix.device.type == "cpu" else torch.bfloat16)
-    x = x / (x.norm() + 1e-7)
-    is_tall = x.shape[0] > x.shape[1]
-    x = x.mT if is_tall else x
+def orthogonalise(matrices: Tensor) -> Tensor:
+    """matrices [B, m, n] -> the nearest ones with orthonormal rows or columns, roughly, by a quintic Newton-Schulz
+    iteration: UΣVᵀ to about UVᵀ."""
+    if matrices.shape[1] > matrices.shape[2]:
+        return orthogonalise(matrices.mT).mT  # products are smaller the short way
+    linear, cubic, quintic = _QUINTIC
+    x = matrices.to(torch.float32 if matrices.device.type == "cpu" else torch.bfloat16)
+    x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
     for _ in range(_ITERATIONS):
         gram = x @ x.mT
-        x = a * x + torch.addmm(b * gram, gram, gram, alpha=c) @ x
-    return x.mT if is_tall else x
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=cubic, alpha=quintic), x, beta=linear)
+    return x
+
+
+def _share_out(matrices: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    """`orthogonalise` of matrices that every rank of the group has, each rank doing its share."""
+    if group is None:
+        return orthogonalise(matrices)
+    share = -(-len(matrices) // group.size())
+    own = orthogonalise(matrices[group.rank() * share : (group.rank() + 1) * share])
+    padded = torch.cat([own, own.new_zeros(share - len(own), *own.shape[1:])])
+    everyones = padded.new_empty(group.size() * share, *own.shape[1:])
+    dist.all_gather_into_tensor(everyones, padded, group)
+    return everyones[: len(matrices)]
+
+
+def _sharers(parameter: Tensor) -> dist.ProcessGroup | None:
+    """The ranks along the longest axis of the parameter's mesh; None for one alone."""
+    if not isinstance(parameter, DTensor) or parameter.device_mesh.size() == 1:
+        return None
+    sizes = parameter.device_mesh.shape
+    return parameter.device_mesh.get_group(sizes.index(max(sizes)))
+
+
+def _shape(parameter: Tensor) -> torch.Size:
+    return parameter.shape
 
 
 def _whole(tensor: Tensor) -> Tensor:

@@ -1,16 +1,17 @@
 """The optimizer of a run: which parameters decay, and how steps are taken."""
 
 from torch import nn
-from torch.optim import Adafactor, AdamW, Optimizer
+from torch.optim import AdamW, Optimizer
 
 from polarlm.config import OptimizerConfig
+from polarlm.train.adafactor import Adafactor
 from polarlm.train.muon import Muon
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     """The optimizer by its name; matrices decay, vectors (biases, norms) do not.
 
-    `adamw` (arXiv 1711.05101) and `adafactor` (arXiv 1804.04235) are torch's; `muon` takes the matrices of the blocks
+    `adamw` (arXiv 1711.05101) and `adafactor` step all of them; `muon` takes the matrices of the blocks
     and leaves embedding, head and vectors to AdamW.
     """
     named = dict(model.named_parameters())
