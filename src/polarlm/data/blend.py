@@ -1,7 +1,8 @@
 """Several datasets as one, in proportion.
 
-The next sample is of the dataset that lags furthest behind its share (the greedy rule of Megatron-LM), unless another
-can wait no longer; so that after any N samples each dataset has given within 1 of weight x N. With weights in whole
+After any N samples each dataset has given within 1 of weight x N. To give the next sample to the dataset that lags
+furthest behind does not do that for every choice of weights (with shares 1, 1 and 18 of 20 it does not), but the quota
+method does (Balinski and Young, Amer. Math. Monthly 82, 1975; Tijdeman, Discrete Math. 32, 1980). With weights in whole
 parts W of P the order repeats every P samples, and a table of one period finds any position at once.
 """
 
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from heapq import heappop, heappush
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +20,7 @@ import numpy as np
 from polarlm.config import DataConfig, UserError
 from polarlm.data.samples import Samples
 
-_LONGEST_PERIOD = 10_000  # weights finer than this are rounded to it
+_LONGEST_PERIOD = 100_000  # weights finer than five digits are rounded to them
 _WEIGHTED = re.compile(r"([0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?)\s+(\S.*)")
 
 
@@ -90,7 +92,7 @@ class BlendedSamples:
     def place(self, position: int) -> tuple[int, int]:
         """(dataset, position among that dataset's samples)."""
         period, rest = divmod(position, self._period)
-        datasets, indices = _one_period(self._quotas, period == 0)
+        datasets, indices = _one_period(self._quotas)
         dataset = int(datasets[rest])
         return dataset, period * self._quotas[dataset] + int(indices[rest])
 
@@ -133,37 +135,28 @@ def whole_parts(weights: Sequence[Fraction]) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=8)
-def _one_period(quotas: tuple[int, ...], is_first: bool) -> tuple[np.ndarray, np.ndarray]:
+def _one_period(quotas: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
     """For each position of a period its dataset, and how many of that dataset's came before in the period.
 
-    The very first sample is chosen as if one had been taken, so that a run begins with its largest dataset; a later
-    period begins with all even, and ties go to the first.
+    The j-th sample of a dataset with W of P samples may be given from position ⌊(j - 1)·P/W⌋ on, and must be before
+    ⌈j·P/W⌉, or the dataset would be more than 1 ahead or behind. Of those that may, the one that must first is given;
+    no deadline is ever missed. This is done from the period's end: the bounds are the same from there, and so samples
+    come early between them rather than late. Ties go to the first.
     """
     period = sum(quotas)
-    counts = [0] * len(quotas)
-    datasets, indices = np.empty(period, np.int32), np.empty(period, np.int64)
-    for position in range(period):
-        behind = max(position, 1) if is_first else position
-        by_lag = sorted(range(len(quotas)), key=lambda one: counts[one] * period - quotas[one] * behind)
-        dataset = next((one for one in by_lag if _keeps_within_one(quotas, counts, one)), by_lag[0])
-        datasets[position], indices[position] = dataset, counts[dataset]
-        counts[dataset] += 1
+    datasets, indices = np.empty(period, np.int32), np.empty(period, np.int32)
+    left = list(quotas)
+    begins: list[list[int]] = [[] for _ in range(period)]  # datasets whose next sample may be given from here on
+    begins[0] = list(range(len(quotas)))
+    may: list[tuple[int, int]] = []  # a heap of (deadline, -dataset)
+    for step in range(period):
+        for dataset in begins[step]:
+            given = quotas[dataset] - left[dataset]
+            heappush(may, (-(-(given + 1) * period // quotas[dataset]), -dataset))
+        dataset = -heappop(may)[1]
+        left[dataset] -= 1
+        datasets[period - 1 - step], indices[period - 1 - step] = dataset, left[dataset]
+        if left[dataset]:
+            given = quotas[dataset] - left[dataset]
+            begins[max(step + 1, given * period // quotas[dataset])].append(dataset)
     return datasets, indices
-
-
-def _keeps_within_one(quotas: tuple[int, ...], counts: list[int], chosen: int) -> bool:
-    """Whether after this choice each dataset can still be given in time, before it lags by more than 1.
-
-    The most lagging one alone is not always the most urgent: with shares 1, 1 and 18 of 20 it may wait too long.
-    """
-    period = sum(quotas)
-    counts = [count + (one == chosen) for one, count in enumerate(counts)]
-    taken = sum(counts)
-    if counts[chosen] * period - quotas[chosen] * taken > period:
-        return False
-    deadlines = {(count + 1) * period // quota + 1 for quota, count in zip(quotas, counts, strict=True)}
-    for time in deadlines | {taken}:
-        needed = (max(0, -(-quota * time // period) - 1 - count) for quota, count in zip(quotas, counts, strict=True))
-        if sum(needed) > max(0, time - taken):
-            return False
-    return True
