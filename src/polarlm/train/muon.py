@@ -88,9 +88,9 @@ def _share_out(matrices: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     share = -(-len(matrices) // group.size())
     own = orthogonalise(matrices[group.rank() * share : (group.rank() + 1) * share])
     padded = torch.cat([own, own.new_zeros(share - len(own), *own.shape[1:])])
-    everyones = padded.new_empty(group.size() * share, *own.shape[1:])
-    dist.all_gather_into_tensor(everyones, padded, group)
-    return everyones[: len(matrices)]
+    everyones = [torch.empty_like(padded) for _ in range(group.size())]
+    dist.all_gather(everyones, padded, group)
+    return torch.cat(everyones)[: len(matrices)]
 
 
 def _sharers(parameter: Tensor) -> dist.ProcessGroup | None:
