@@ -8,6 +8,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from polarlm.cli.runs import add_run_argument, folder_of
+
 if TYPE_CHECKING:
     from polarlm.data import Tokenizer
     from polarlm.model import Transformer
@@ -15,14 +17,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
-    parser.add_argument(
-        "run",
-        type=Path,
-        nargs="?",
-        default=Path("runs/latest"),
-        metavar="RUN",
-        help="a run's folder, or its name (default: runs/latest)",
-    )
+    add_run_argument(parser)
     parser.add_argument(
         "--prompt", action="append", help="text to go on from; repeat it for more; without it, the model starts freely"
     )
@@ -64,8 +59,7 @@ def _open_run(folder: Path, step: int | None) -> "tuple[Transformer, Tokenizer]"
     from polarlm.config import UserError
     from polarlm.data import load_tokenizer
 
-    by_name = Path("runs") / folder
-    folder = by_name if not folder.exists() and by_name.exists() else folder
+    folder = folder_of(folder)
     if not folder.is_dir():
         raise UserError(f"{folder}: no such run folder; give one, such as runs/demo, or train first")
     return load_model(folder, step), load_tokenizer(str(folder / "tokenizer"))
