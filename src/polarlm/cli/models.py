@@ -35,13 +35,10 @@ def _keys() -> list[str]:
 
 
 def _describe(key: str) -> dict[str, object]:
-    from polarlm.config import ModelConfig, UserError, describe_fault
+    from polarlm.config import UserError, check_preset
     from polarlm.plan import count_parameters
 
-    try:
-        model = ModelConfig(preset=key)
-    except ValueError as error:
-        raise UserError(f"preset {key}: {describe_fault(error)}") from None
+    model = check_preset(key)
     # The deck's GPT shapes take as many positions as SEQ_LEN says, 2048 where it says nothing.
     model = model.model_copy(update={"max_positions": model.max_positions or 2048})
     if model.vocab_size is None:

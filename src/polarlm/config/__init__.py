@@ -8,7 +8,7 @@ from polarlm.config.errors import UserError
 from polarlm.config.layout import default_name
 from polarlm.config.load import (
     LoadedRun,
-    describe_fault,
+    check_preset,
     dump_run,
     field_paths,
     load_run,
@@ -43,9 +43,9 @@ __all__ = [
     "ScheduleConfig",
     "TrainConfig",
     "UserError",
+    "check_preset",
     "check_same_run",
     "default_name",
-    "describe_fault",
     "dump_run",
     "field_paths",
     "known_presets",

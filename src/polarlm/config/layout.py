@@ -62,7 +62,7 @@ def resolve_layout(config: RunConfig, devices: int) -> RunConfig:
 
 
 def default_name(config: RunConfig) -> str:
-    """A name that says model, layout and batch of a resolved run, such as `llama-12x768-s1024-gb64-dp2`."""
+    """A name that says model, layout and batch of a resolved run, such as `GPT125M-12x768-s1024-gb64-dp2`."""
     model, train, parallel = config.model, config.train, config.parallel
     axes = {
         "dp": parallel.data,
@@ -72,7 +72,7 @@ def default_name(config: RunConfig) -> str:
         "cp": parallel.context,
     }
     layout = [f"{axis}{degree}" for axis, degree in axes.items() if axis == "dp" or degree > (axis != "zero")]
-    shape = model.preset or f"{model.family}-{model.layers}x{model.hidden}"
+    shape = f"{model.preset or model.family}-{model.layers}x{model.hidden}"
     return "-".join([shape, f"s{train.seq_len}", f"gb{train.global_batch_size}", *layout])
 
 

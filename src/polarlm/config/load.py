@@ -13,6 +13,8 @@ from pydantic import BaseModel, ValidationError
 from polarlm.config.deck import from_environment
 from polarlm.config.errors import UserError
 from polarlm.config.layout import resolve_layout
+from polarlm.config.model import ModelConfig
+from polarlm.config.presets import preset_leaves
 from polarlm.config.run import RunConfig
 from polarlm.config.sources import Leaves, Value, as_tree, from_flags, from_yaml, merge
 
@@ -47,12 +49,12 @@ def load_run(
     world = ranks.value if ranks and isinstance(ranks.value, int) and ranks.value > 0 else devices
     environment_leaves = from_environment(environment, world)
 
-    leaves = merge(file_leaves, environment_leaves, flag_leaves)
+    leaves, replaced = _with_newest_preset(file_leaves, environment_leaves, flag_leaves)
     notes = [
         f"{leaf.origin}={environment[leaf.origin]}: {key} is {leaf.value}"
         for key, leaf in environment_leaves.items()
         if leaves[key] is leaf
-    ]
+    ] + replaced
     if _is_endless(leaves):
         leaves["train.steps"] = Value(_SYNTHETIC_STEPS, "default")
         notes.append(f"train.steps is {_SYNTHETIC_STEPS}, since synthetic data has no end and none was given")
@@ -60,6 +62,24 @@ def load_run(
     config = _with_origins(leaves, resolve_layout, config, devices)
     config, raised = _with_positions(config)
     return LoadedRun(config, notes + raised)
+
+
+def _with_newest_preset(*sources: Leaves) -> tuple[Leaves, list[str]]:
+    """The sources merged, and what is to be said of it.
+
+    Another preset in a later source means another model: the earlier sources' fields of one do not outlive it, else
+    `--model GPT1_5B` over a run file with `layers: 2` would train two layers under that name.
+    """
+    merged: Leaves = {}
+    notes = []
+    for source in sources:
+        preset, before = source.get("model.preset"), merged.get("model.preset")
+        fields = [key for key in merged if key.startswith("model.") and key != "model.preset"]
+        if preset and fields and (before is None or before.value != preset.value):
+            notes.append(f"{', '.join(fields)} of {merged[fields[0]].origin} give way to the preset {preset.value}")
+            merged = {key: leaf for key, leaf in merged.items() if key not in fields}
+        merged = merge(merged, source)
+    return merged, notes
 
 
 def _is_endless(leaves: Leaves) -> bool:
@@ -116,12 +136,23 @@ def _validate(leaves: Leaves) -> RunConfig:
     try:
         return RunConfig.model_validate(as_tree(leaves))
     except ValidationError as error:
+        if "model.preset" in leaves:
+            leaves = preset_leaves(leaves["model.preset"].value) | leaves
         raise UserError("\n".join(_describe(fault, leaves) for fault in error.errors())) from None
 
 
-def describe_fault(error: ValidationError) -> str:
-    """The first fault of a section that was built alone, in one line."""
-    return _describe(error.errors()[0], {})
+def check_preset(name: str) -> ModelConfig:
+    """The model that a preset alone gives.
+
+    Raises:
+        UserError: there is none of this name, or a user's own has a field that is wrong or lacks one.
+    """
+    try:
+        return ModelConfig.model_validate({"preset": name})
+    except ValidationError as error:
+        fault: dict[str, Any] = {**error.errors()[0]}
+        fault["loc"] = ("model", *fault["loc"])
+        raise UserError(f"preset {name}: {_describe(fault, preset_leaves(name))}") from None
 
 
 def _describe(fault: Any, leaves: Leaves) -> str:

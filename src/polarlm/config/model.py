@@ -1,11 +1,10 @@
 """The shape of a model, as typed values."""
 
-import difflib
 from typing import Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from polarlm.config.presets import FAMILIES, default_ffn, known_presets
+from polarlm.config.presets import FAMILIES, default_ffn, preset_named
 from polarlm.config.section import Section
 
 
@@ -51,11 +50,9 @@ class ModelConfig(Section):
         if not isinstance(given, dict):
             return given
         given = {key: value for key, value in given.items() if value is not None}
-        preset, presets = given.get("preset"), known_presets()
-        if preset is not None and preset not in presets:
-            near = difflib.get_close_matches(str(preset), presets, n=3, cutoff=0.4)
-            raise ValueError(f"preset: there is none called {preset!r}; near ones: {', '.join(near or presets)}")
-        known = presets.get(str(preset), {}) | given
+        # A resolved run says every field, and so reads the same where its user's presets are others.
+        is_resolved = all(name in given for name, field in cls.model_fields.items() if field.is_required())
+        known = given if is_resolved or "preset" not in given else preset_named(str(given["preset"])) | given
         filled = FAMILIES.get(known.get("family", "gpt"), {}) | known
         for name in ("layers", "hidden", "heads"):
             if name not in filled:

@@ -4,12 +4,13 @@ Sources: argonne-lcf/Megatron-DeepSpeed, its model table of 2023 (GPT; feed-forw
 positions, GPT-2's vocabulary, tied) and its later Llama-like shapes; Llama 2 (arXiv 2307.09288) and 3 (2407.21783).
 """
 
+import difflib
 import os
 from pathlib import Path
 from typing import Any
 
 from polarlm.config.errors import UserError
-from polarlm.config.sources import as_tree, from_yaml
+from polarlm.config.sources import Leaves, as_tree, from_yaml
 
 Preset = dict[str, Any]
 
@@ -79,23 +80,46 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 def known_presets() -> dict[str, Preset]:
-    """Our presets and the user's own, which may not take one of our names.
+    """Our presets and the user's own.
 
     Raises:
-        UserError: the user's file is no mapping of names to fields.
+        UserError: the user's file is no mapping of names, other than ours, to fields.
     """
+    return PRESETS | {name: as_tree(leaves) for name, leaves in _own_presets().items()}
+
+
+def preset_named(name: str) -> Preset:
+    """The fields of a preset.
+
+    Raises:
+        ValueError: there is none of this name; says which come near.
+        UserError: as `known_presets`.
+    """
+    presets = known_presets()
+    if name in presets:
+        return presets[name]
+    near = difflib.get_close_matches(name, presets, n=3, cutoff=0.4)
+    raise ValueError(f"preset: there is none called {name!r}; near ones: {', '.join(near or presets)}")
+
+
+def preset_leaves(name: Any) -> Leaves:
+    """The fields of a user's own preset by their paths in a run, each with its file and line; none for one of ours."""
+    return {f"model.{field}": leaf for field, leaf in _own_presets().get(name, {}).items()}
+
+
+def _own_presets() -> dict[str, Leaves]:
     path = user_presets_path()
-    if not path.is_file():
-        return PRESETS
-    leaves = from_yaml(path)
-    own: dict[str, Preset] = as_tree(leaves)
-    for name, preset in own.items():
-        origin = next(leaf.origin for key, leaf in leaves.items() if key.split(".")[0] == name)
-        if not isinstance(preset, dict):
-            raise UserError(f"{origin}: {name} is a mapping of model fields, such as `{name}: {{layers: 12, ...}}`")
+    own: dict[str, Leaves] = {}
+    for key, leaf in (from_yaml(path) if path.is_file() else {}).items():
+        name, _, field = key.partition(".")
+        if not field:
+            raise UserError(
+                f"{leaf.origin}: {name} is a mapping of model fields, such as `{name}: {{layers: 12, ...}}`"
+            )
         if name in PRESETS:
-            raise UserError(f"{origin}: {name} is a preset of PolarLM's; choose another name")
-    return PRESETS | own
+            raise UserError(f"{leaf.origin}: {name} is a preset of PolarLM's; choose another name")
+        own.setdefault(name, {})[field] = leaf
+    return own
 
 
 def user_presets_path() -> Path:
