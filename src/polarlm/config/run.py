@@ -157,6 +157,9 @@ class LogConfig(Section):
     trackers: list[Literal["csv", "tensorboard", "wandb"]] = Field(
         [], description="services that follow the run, beside metrics.jsonl"
     )
+    wandb_mode: Literal["online", "offline", "disabled"] = Field(
+        "offline", description="whether the tracker wandb sends, keeps in the run's folder, or does nothing"
+    )
 
 
 class RunConfig(Section):

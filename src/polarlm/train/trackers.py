@@ -3,7 +3,6 @@
 import csv
 import importlib
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -68,7 +67,7 @@ class TensorBoardTracker:
 
 
 class WandbTracker:
-    """Weights & Biases; offline, into the run's folder, unless `WANDB_MODE` says otherwise."""
+    """Weights & Biases; offline, into the run's folder, unless `log.wandb_mode` says otherwise."""
 
     def __init__(self, folder: Path, config: RunConfig) -> None:
         wandb = importlib.import_module("wandb")
@@ -77,7 +76,7 @@ class WandbTracker:
             name=folder.name,
             dir=str(folder),
             config=config.model_dump(mode="json"),
-            mode=os.environ.get("WANDB_MODE") or "offline",
+            mode=config.log.wandb_mode,
         )
 
     def log(self, step: int, metrics: Metrics) -> None:
