@@ -62,11 +62,11 @@ def open_run(folder: Path, config: RunConfig, world: World) -> Run:
     Raises:
         UserError: the data or the tokenizer cannot be used, or is not what the checkpoint was trained on.
     """
+    data_record = _record_data(config)
+    _compare_data(data_record, world)
     engine = Engine(config, world)
     optimizer = build_optimizer(engine.model, config.train.optimizer)
     checkpoints = Checkpoints(folder / "checkpoints", config.checkpoint.keep_last, world)
-    data_record = _record_data(config)
-    _compare_data(data_record, world)
     progress = _resume(checkpoints, engine, optimizer, data_record)
     if progress is None:
         progress = Progress()

@@ -1,0 +1,96 @@
+"""No rank trains on other data than the first, and no run goes on with other data than it began with."""
+
+import os
+
+import numpy as np
+import pytest
+import torch
+
+from polarlm.config import UserError, dump_run, load_run
+from polarlm.data import IndexedWriter, load_tokenizer
+from polarlm.data.indexed import write_manifest
+from polarlm.parallel import Device, World
+from polarlm.train import fit, open_run
+from polarlm.train import run as run_module
+from ranks import run_ranks
+
+ALONE = World(0, 1, Device(torch.device("cpu")))
+
+
+def _prepare(folder, last_document=(7,) * 50, has_manifest=True):
+    """A dataset `text` of 20 documents in a folder, as on a node's own disk."""
+    folder.mkdir(exist_ok=True)
+    with IndexedWriter(folder / "text", np.uint16) as writer:
+        for number in range(19):
+            writer.add_document(np.full(50, number))
+        writer.add_document(np.array(last_document))
+    if has_manifest:
+        write_manifest(folder / "text", {})
+
+
+def _digest(folder):
+    return run_module.IndexedDataset(folder / "text").identity()["text.bin"]
+
+
+def _config(ranks=1):
+    words = "--model.layers 1 --model.hidden 16 --model.heads 2 --model.vocab-size 257 --train.seq-len 16 "
+    words += f"--data.paths text --data.split 1 0 0 --data.tokenizer bytes --train.steps 2 --parallel.ranks {ranks}"
+    return load_run(None, environment={}, flags=words.split()).config
+
+
+def _run_folder(path, config):
+    path.mkdir()
+    (path / "config.yaml").write_text(dump_run(config))
+    load_tokenizer("bytes").save(path / "tokenizer")
+    return path
+
+
+def _open_on_its_own_disk(world, run, disks):
+    os.chdir(disks[world.rank])
+    run_module.short_host_name = lambda: f"node{world.rank}"
+    try:
+        open_run(run, _config(world.size), world)
+    except UserError as error:
+        return str(error)
+    return "opened"
+
+
+def _open_on_two(tmp_path):
+    disks = [tmp_path / "node0", tmp_path / "node1"]
+    return run_ranks(2, _open_on_its_own_disk, _run_folder(tmp_path / "run", _config(2)), disks)
+
+
+def test_the_same_data_on_two_disks_is_the_same(tmp_path):
+    for node in ("node0", "node1"):
+        _prepare(tmp_path / node)
+    assert _open_on_two(tmp_path) == ["opened", "opened"]
+
+
+def test_one_changed_document_on_one_disk_ends_every_rank(tmp_path):
+    _prepare(tmp_path / "node0")
+    _prepare(tmp_path / "node1", last_document=(8,) * 50)
+    told = _open_on_two(tmp_path)
+    digests = {_digest(tmp_path / node) for node in ("node0", "node1")}
+    assert len(digests) == 2
+    for message in told:
+        assert all(word in message for word in ("data.paths: text", "node0", "node1", *digests)), message
+
+
+def test_a_cut_copy_without_a_manifest_ends_every_rank(tmp_path):
+    _prepare(tmp_path / "node0", has_manifest=False)
+    _prepare(tmp_path / "node1", last_document=(7,) * 49, has_manifest=False)
+    assert all("'tokens': 1000" in message and "'tokens': 999" in message for message in _open_on_two(tmp_path))
+
+
+def test_data_replaced_under_a_run_is_not_gone_on_with(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    _prepare(tmp_path)
+    before = _digest(tmp_path)
+    run = _run_folder(tmp_path / "run", _config())
+    fit(open_run(run, _config(), ALONE))
+    assert open_run(run, _config(), ALONE).progress.step == 2
+    _prepare(tmp_path, last_document=(8,) * 50)
+    with pytest.raises(UserError, match=r"data\.paths: text: the run was trained on data with") as error:
+        open_run(run, _config(), ALONE)
+    assert before in str(error.value)
+    assert _digest(tmp_path) in str(error.value)
