@@ -52,7 +52,7 @@ def test_the_preset_asked_for_last_is_the_model(tmp_path):
     loaded = load_run(file, environment={"MODEL_SIZE_KEY": "GPT1_5B"}, flags=["--model.heads", "16"])
     model = loaded.config.model
     assert (model.layers, model.hidden, model.heads, model.dropout) == (48, 1536, 16, 0)
-    assert f"model.layers, model.dropout of {file}:3 give way to the preset GPT1_5B" in loaded.notes
+    assert f"the preset GPT1_5B replaces model.layers, model.dropout ({file}:3)" in loaded.notes
     same = load_run(file, environment={"MODEL_SIZE_KEY": "GPT125M"}).config.model
     assert (same.layers, same.dropout) == (2, 0.1)
 

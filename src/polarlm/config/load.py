@@ -76,7 +76,7 @@ def _with_newest_preset(*sources: Leaves) -> tuple[Leaves, list[str]]:
         preset, before = source.get("model.preset"), merged.get("model.preset")
         fields = [key for key in merged if key.startswith("model.") and key != "model.preset"]
         if preset and fields and (before is None or before.value != preset.value):
-            notes.append(f"{', '.join(fields)} of {merged[fields[0]].origin} give way to the preset {preset.value}")
+            notes.append(f"the preset {preset.value} replaces {', '.join(fields)} ({merged[fields[0]].origin})")
             merged = {key: leaf for key, leaf in merged.items() if key not in fields}
         merged = merge(merged, source)
     return merged, notes
