@@ -13,8 +13,8 @@ from polarlm.model import Transformer
 from polarlm.parallel import local_device
 
 
-def load_weights(path: Path, model: nn.Module) -> None:
-    """Fill a model's weights in place, on any layout; every rank calls.
+def load_weights(path: Path, model: nn.Module, alone: bool = False) -> None:
+    """Fill a model's weights in place, on any layout; every rank calls, or one `alone` for a whole model.
 
     Args:
         path: a checkpoint, or a run folder, whose newest complete checkpoint is taken.
@@ -25,11 +25,12 @@ def load_weights(path: Path, model: nn.Module) -> None:
     checkpoint = _newest(path) if (path / "checkpoints").is_dir() else path
     if fault := fault_of(checkpoint):
         raise UserError(f"{checkpoint}: not a run folder and not a complete checkpoint, {fault}; choose another")
-    fill_weights(model, checkpoint / "weights")
+    fill_weights(model, checkpoint / "weights", alone)
 
 
 def load_model(run_folder: Path, step: int | None = None) -> Transformer:
-    """A run's model after `step`, by default at its newest complete checkpoint: whole, on this process's device.
+    """A run's model after `step`, by default at its newest complete checkpoint: whole, on this process's device, and
+    read by it alone.
 
     Returns:
         The model in evaluation mode.
@@ -42,7 +43,7 @@ def load_model(run_folder: Path, step: int | None = None) -> Transformer:
     with torch.device("meta"):
         model = Transformer(config.model)
     model.to_empty(device=local_device(0).torch)
-    load_weights(checkpoint, model)
+    load_weights(checkpoint, model, alone=True)
     return model.eval()
 
 

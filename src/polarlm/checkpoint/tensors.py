@@ -36,11 +36,11 @@ def write_tensors(tensors: Mapping[str, Tensor], folder: Path) -> None:
         dcp.save(dict(tensors), storage_writer=writer, no_dist=not dist.is_initialized())
 
 
-def read_tensors(tensors: Mapping[str, Tensor], folder: Path) -> None:
-    """Fill each of the tensors in place with what `folder` holds under its name; every rank calls."""
+def read_tensors(tensors: Mapping[str, Tensor], folder: Path, alone: bool = False) -> None:
+    """Fill each of the tensors in place with what `folder` holds under its name; every rank calls, or one `alone`."""
     reader = HuggingFaceStorageReader(str(folder))
     with _one_process_is_no_mistake():
-        dcp.load(dict(tensors), storage_reader=reader, no_dist=not dist.is_initialized())
+        dcp.load(dict(tensors), storage_reader=reader, no_dist=alone or not dist.is_initialized())
 
 
 def list_tensors(folder: Path) -> dict[str, Stored]:

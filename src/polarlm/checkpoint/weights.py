@@ -20,8 +20,8 @@ def weights_of(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor for tensor, name in names.items()}
 
 
-def fill_weights(model: nn.Module, folder: Path) -> None:
-    """Fill the model's weights in place from a folder of shards; every rank calls.
+def fill_weights(model: nn.Module, folder: Path, alone: bool = False) -> None:
+    """Fill the model's weights in place from a folder of shards; every rank calls, or one `alone` for a whole model.
 
     Raises:
         UserError: names that are missing there, that the model lacks, or of another shape; then nothing is filled.
@@ -41,7 +41,7 @@ def fill_weights(model: nn.Module, folder: Path) -> None:
         raise UserError(
             f"{folder}: the weights of another model ({lists}); set `model` to the one they were trained as"
         )
-    read_tensors(weights, folder)
+    read_tensors(weights, folder, alone)
 
 
 def listed(names: Sequence[str]) -> str:

@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     folder = _prepare_folder(config, folder)
     print(f"{folder}: {_introduce(config)}", flush=True)
     code = run_local(
-        [sys.executable, "-m", "polarlm.train", str(folder)], config.parallel.ranks, folder / "logs", os.environ
+        [sys.executable, "-m", "polarlm.cli.rank", str(folder)], config.parallel.ranks, folder / "logs", os.environ
     )
     if code == 0:
         _conclude(folder)

@@ -160,6 +160,14 @@ class LogConfig(Section):
     wandb_mode: Literal["online", "offline", "disabled"] = Field(
         "offline", description="whether the tracker wandb sends, keeps in the run's folder, or does nothing"
     )
+    samples: Annotated[list[str], BeforeValidator(_as_list)] = Field(
+        [], description="prompts; how the model goes on from each is written into samples.jsonl at every checkpoint"
+    )
+    sample_tokens: PositiveInt = Field(64, description="most tokens of a sample")
+    layer_statistics: NonNegativeInt = Field(
+        0, description="steps between looks at each layer's gradient norm and activations; 0 is never"
+    )
+    profile: NonNegativeInt = Field(0, description="steps to profile after the first three; `--profile N` for short")
 
 
 class RunConfig(Section):

@@ -25,6 +25,8 @@ class Value:
     origin: str
 
 
+_SHORT = {"model": "model.preset", "profile": "log.profile"}
+
 Leaves = dict[str, Value]
 
 
@@ -106,7 +108,7 @@ def from_flags(flags: Sequence[str]) -> Leaves:
     leaves: Leaves = {}
     for flag, words in _groups(flags):
         key = flag.removeprefix("--").replace("-", "_")
-        key = "model.preset" if key == "model" else key
+        key = _SHORT.get(key, key)
         values = [parse_scalar(word) for word in words] or [True]
         leaves[key] = Value(values[0] if len(values) == 1 else values, flag)
     return leaves

@@ -2,6 +2,7 @@
 
 import resource
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -34,6 +35,22 @@ class Device:
         if self.torch.type != "cpu":
             return self._module.max_memory_allocated(self.torch)
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    def record_memory(self) -> None:
+        """Remember every allocation from here on, where the device can; `write_memory` ends it."""
+        if memory := self._memory_recorder:
+            memory._record_memory_history()
+
+    def write_memory(self, path: Path) -> None:
+        """Write what was recorded for torch's memory viewer, and stop recording; nothing where the device cannot."""
+        if memory := self._memory_recorder:
+            memory._dump_snapshot(str(path))
+            memory._record_memory_history(enabled=None)
+
+    @property
+    def _memory_recorder(self):
+        memory = None if self.torch.type == "cpu" else getattr(self._module, "memory", None)
+        return memory if hasattr(memory, "_record_memory_history") else None
 
     @property
     def _module(self):

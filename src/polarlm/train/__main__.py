@@ -13,10 +13,11 @@ from polarlm.launch import LISTEN_FD, Rank, rank_from
 from polarlm.parallel import join_world
 from polarlm.train.loop import fit
 from polarlm.train.run import open_run
+from polarlm.train.watch import AfterSave
 
 
-def main() -> int:
-    """Join the other ranks, train, and part; 2 for a user's mistake."""
+def main(after_save: AfterSave | None = None) -> int:
+    """Join the other ranks, train, and part; 2 for a user's mistake. For `after_save` see `fit`."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
     folder = Path(sys.argv[1])
     place = rank_from(os.environ) or Rank(0, 1, 0, 1, None, None)
@@ -30,14 +31,14 @@ def main() -> int:
             place.master_port or 0,
             int(listen_fd) if listen_fd else None,
         ) as world:
-            fit(open_run(folder, load_run_folder(folder), world))
+            fit(open_run(folder, load_run_folder(folder), world), after_save)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 2
+    finally:
+        sys.stdout.flush()
     return 0
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    sys.exit(code)
+    sys.exit(main())

@@ -1,0 +1,112 @@
+"""What is seen of a run while it trains, in one place outside the loop."""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from polarlm.train.layers import LayerStatistics
+from polarlm.train.profile import Profile
+from polarlm.train.progress import ProgressLine
+from polarlm.train.run import Run
+from polarlm.train.speed import Speedometer
+from polarlm.train.step import StepResult
+from polarlm.train.validation import ValidationResult
+
+_log = logging.getLogger("polarlm.train")
+
+# Called on the first rank with the run's folder and the step of a checkpoint that has just been written.
+AfterSave = Callable[[Path, int], None]
+
+
+class Watch:
+    """The progress line, `metrics.jsonl` and its trackers, `events.jsonl`, statistics of the layers, the profiler.
+
+    Every rank has one, since some numbers are of all ranks together; the first rank alone speaks and writes.
+    """
+
+    def __init__(self, run: Run, after_save: AfterSave | None = None) -> None:
+        config, device = run.config, run.world.device
+        self._run, self._after_save = run, after_save
+        self._line = ProgressLine(config.train.steps, run.progress.step, speaks=run.world.is_first)
+        self._speedometer = Speedometer(config, device)
+        clip = config.train.optimizer.clip
+        self._layers = LayerStatistics(run.engine, run.optimizer, config.log.layer_statistics, clip)
+        self._profile = Profile(config.log.profile if run.world.is_first else 0, run.folder, device)
+        self._metrics: dict[str, Any] = {}
+        self._open = ExitStack()
+
+    def __enter__(self) -> "Watch":
+        self._event("start", ranks=self._run.world.size)
+        self._open.enter_context(self._line)
+        if self._run.events:
+            self._run.events.say = self._line.say
+        self._open.enter_context(self._profile)
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
+        self._open.close()
+        self._event("end") if error is None else self._event("error", message=f"{kind.__name__}: {error}")
+        if self._run.metrics and self._run.events:
+            self._run.metrics.close()
+            self._run.events.close()
+
+    @contextmanager
+    def step(self, step: int) -> Iterator[None]:
+        """Look on while the step is taken."""
+        with self._layers.of_step(step):
+            yield
+        self._profile.step()
+
+    def took(self, result: StepResult, lr: float, seconds: float) -> None:
+        """Take in the step that the run's progress now counts; its line of metrics waits for `written`."""
+        progress, speed = self._run.progress, self._speedometer.measure(seconds)
+        self._metrics = {
+            "step": progress.step,
+            "samples": progress.samples,
+            "tokens": progress.tokens,
+            "loss": result.loss,
+            "grad_norm": result.grad_norm,
+            "lr": lr,
+            "peak_memory_bytes": self._run.world.device.peak_memory_bytes(),
+        }
+        self._metrics |= speed | self._layers.values(result.grad_norm)
+        self._line.step(progress.step, result.loss, speed["tokens_per_sec"], speed["mfu"])
+        if self._run.events:
+            self._run.events.step = progress.step
+        if folder := self._profile.take_written():
+            self.say(f"step {progress.step}: profiled; {folder}/trace.json opens in ui.perfetto.dev")
+
+    def validated(self, result: ValidationResult) -> None:
+        """Take in an evaluation after the step."""
+        self._line.validated(self._run.progress.step, result.loss, result.bits_per_byte)
+        scores = {"val_loss": result.loss, "val_bits_per_byte": result.bits_per_byte, "val_tokens": result.tokens}
+        if result.loss_of_source:
+            scores["val_loss_of_source"] = result.loss_of_source
+        self._metrics |= scores
+        self._event("evaluation", **scores)
+
+    def write_metrics(self, is_last: bool) -> None:
+        """Write the step's line where it is this step's turn, or where it says more than others."""
+        says_more = is_last or "val_loss" in self._metrics or any("/" in name for name in self._metrics)
+        if self._run.metrics and (says_more or self._metrics["step"] % self._run.config.log.every == 0):
+            self._run.metrics.write(self._metrics)
+
+    def saved(self) -> None:
+        """Take in a checkpoint of the present step."""
+        self._event("save")
+        if self._after_save is None or not self._run.world.is_first:
+            return
+        try:
+            self._after_save(self._run.folder, self._run.progress.step)
+        except Exception as error:  # whatever it is, the run goes on
+            _log.warning("step %d: after the save, %s: %s", self._run.progress.step, type(error).__name__, error)
+
+    def say(self, line: str) -> None:
+        """Tell the person in front of the terminal."""
+        self._line.say(line)
+
+    def _event(self, event: str, **facts: Any) -> None:
+        if self._run.events:
+            self._run.events.write(event, **facts)
