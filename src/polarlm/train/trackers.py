@@ -3,9 +3,10 @@
 import csv
 import importlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TextIO
 
 from polarlm.config import RunConfig
 
@@ -25,27 +26,39 @@ class Tracker(Protocol):
 
 
 class CsvTracker:
-    """`metrics.csv`, for a spreadsheet; its columns are those of the first step and of an evaluation."""
-
-    _EVALUATION = ("val_loss", "val_bits_per_byte", "val_tokens")
+    """`metrics.csv`, for a spreadsheet; a number that comes up later, as an evaluation's, becomes a new column."""
 
     def __init__(self, folder: Path, config: RunConfig) -> None:
-        self._file = (folder / "metrics.csv").open("a", newline="", encoding="utf-8")
-        self._writer: csv.DictWriter | None = None
+        self._path = folder / "metrics.csv"
+        self._columns: list[str] = []
+        self._file: TextIO | None = None
 
     def log(self, step: int, metrics: Metrics) -> None:
         """See `Tracker`."""
-        if self._writer is None:
-            columns = list(dict.fromkeys([*metrics, *self._EVALUATION]))
-            self._writer = csv.DictWriter(self._file, columns, extrasaction="ignore")
-            if self._file.tell() == 0:
-                self._writer.writeheader()
-        self._writer.writerow(metrics)
+        if self._file is None or not metrics.keys() <= set(self._columns):
+            self._rewrite(step, metrics)
+        csv.DictWriter(self._file, self._columns).writerow(metrics)
         self._file.flush()
 
     def close(self) -> None:
         """See `Tracker`."""
-        self._file.close()
+        if self._file:
+            self._file.close()
+
+    def _rewrite(self, step: int, metrics: Metrics) -> None:
+        """Begin the table, or write it anew with the columns it lacks and without the steps that a resume repeats."""
+        self.close()
+        rows: list[dict[str, str]] = []
+        if self._path.exists():
+            with self._path.open(newline="", encoding="utf-8") as before:
+                rows = list(csv.DictReader(before))
+        self._columns = list(dict.fromkeys([*(rows[0] if rows else ()), *metrics]))
+        aside = self._path.with_suffix(".partial")
+        self._file = aside.open("w", newline="", encoding="utf-8")
+        writer = csv.DictWriter(self._file, self._columns)
+        writer.writeheader()
+        writer.writerows(row for row in rows if int(row["step"]) < step)
+        os.replace(aside, self._path)
 
 
 class TensorBoardTracker:
@@ -109,8 +122,9 @@ class Trackers:
                 _log.warning("log.trackers: %s is left out, it did not start (%s)", name, error)
 
     def log(self, step: int, metrics: Metrics) -> None:
-        """Tell every tracker; one that fails is told of and hears no more."""
-        self._each(lambda tracker: tracker.log(step, metrics))
+        """Tell every tracker the numbers, those of a group as `group/name`; one that fails is told of and left out."""
+        flat = dict(_flatten(metrics))
+        self._each(lambda tracker: tracker.log(step, flat))
 
     def close(self) -> None:
         """Tell every tracker that the run has ended."""
@@ -123,3 +137,11 @@ class Trackers:
             except Exception as error:  # whatever ails a service, the run goes on
                 _log.warning("log.trackers: %s is left out from here on (%s)", name, error)
                 del self._trackers[name]
+
+
+def _flatten(metrics: Metrics) -> Iterator[tuple[str, Any]]:
+    for name, value in metrics.items():
+        if isinstance(value, Mapping):
+            yield from ((f"{name}/{key}", each) for key, each in value.items())
+        else:
+            yield name, value
