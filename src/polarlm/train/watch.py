@@ -33,7 +33,8 @@ class Watch:
         self._speedometer = Speedometer(config, device)
         clip = config.train.optimizer.clip
         self._layers = LayerStatistics(run.engine, run.optimizer, config.log.layer_statistics, clip)
-        self._profile = Profile(config.log.profile if run.world.is_first else 0, run.folder, device)
+        profiled = config.log.profile if run.world.is_first else 0
+        self._profile = Profile(profiled, run.folder, device, self._line.say)
         self._metrics: dict[str, Any] = {}
         self._open = ExitStack()
 
@@ -75,8 +76,6 @@ class Watch:
         self._line.step(progress.step, result.loss, speed["tokens_per_sec"], speed["mfu"])
         if self._run.events:
             self._run.events.step = progress.step
-        if folder := self._profile.take_written():
-            self.say(f"step {progress.step}: profiled; {folder}/trace.json opens in ui.perfetto.dev")
 
     def validated(self, result: ValidationResult) -> None:
         """Take in an evaluation after the step."""
