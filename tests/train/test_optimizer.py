@@ -5,9 +5,10 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
-from polarlm.config import OptimizerConfig
-from polarlm.train import build_optimizer
+from polarlm.config import OptimizerConfig, load_run
+from polarlm.train import build_optimizer, fit, open_run
 from polarlm.train.muon import _share_out, orthogonalise
 from ranks import run_ranks
 
@@ -115,3 +116,27 @@ def test_a_state_that_is_saved_and_loaded_goes_on_bit_identically(name, tmp_path
         _step(model, optimizer, seed)
         _step(resumed, other, seed)
     assert all(torch.equal(p, resumed.get_parameter(n)) for n, p in model.named_parameters())
+
+
+def _train_to(world, folder, steps, flags):
+    words = "--model.layers 1 --model.hidden 16 --model.heads 2 --model.vocab-size 257 --data.tokenizer bytes "
+    words += f"--train.seq-len 8 --train.global-batch-size 4 --train.steps {steps} --train.schedule.name constant "
+    config = load_run(None, environment={}, flags=[*words.split(), f"--parallel.ranks={world.size}", *flags]).config
+    run = open_run(folder, config, world)
+    fit(run)
+    parameters = run.engine.model.named_parameters()
+    return {name: p.full_tensor() if isinstance(p, DTensor) else p.detach() for name, p in parameters}
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [("muon", []), ("muon", ["--parallel.zero-stage", "3"]), ("adafactor", ["--parallel.zero-stage", "3"])],
+)
+def test_a_resumed_run_on_two_ranks_is_the_straight_one(name, layout, tmp_path):
+    flags = ["--train.optimizer.name", name, "--train.optimizer.lr", "1e-2", *layout]
+    for folder in ("straight", "resumed"):
+        (tmp_path / folder).mkdir()
+    straight = run_ranks(2, _train_to, tmp_path / "straight", 4, flags)[0]
+    run_ranks(2, _train_to, tmp_path / "resumed", 2, flags)
+    resumed = run_ranks(2, _train_to, tmp_path / "resumed", 4, flags)[0]
+    assert all(torch.equal(straight[name], resumed[name]) for name in straight)

@@ -104,31 +104,35 @@ def test_samples_are_what_each_checkpoint_writes(tmp_path, layout):
 
 
 LAYOUTS = {
-    "alone": [],
     "2 ranks": ["--parallel.ranks", "2"],
     "zero 3": ["--parallel.ranks", "2", "--parallel.zero-stage", "3"],
     "tensor 2": ["--parallel.ranks", "2", "--parallel.tensor", "2"],
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_statistics_of_layers_are_the_same_on_every_layout_and_change_nothing(tmp_path, layout):
-    def statistics(name, *flags):
-        config = _prepare(tmp_path / name, "--train.optimizer.clip", "0.1", *flags)
-        weights = run_ranks(config.parallel.ranks, _train, tmp_path / name, config)[0]
-        lines = _lines(tmp_path / name / "metrics.jsonl")
-        return weights, [{k: v for k, v in line.items() if "/" in k or k == "grad_norm"} for line in lines]
+def _statistics(folder, *flags):
+    """Weights at the end of a run, and of each step's metrics what is said of the layers."""
+    config = _prepare(folder, "--train.optimizer.clip", "0.1", *flags)
+    weights = run_ranks(config.parallel.ranks, _train, folder, config)[0]
+    lines = _lines(folder / "metrics.jsonl")
+    return weights, [{k: v for k, v in line.items() if "/" in k or k == "grad_norm"} for line in lines]
 
-    plain, nothing = statistics("plain", *LAYOUTS[layout])
-    looked, seen = statistics("looked", "--log.layer-statistics", "2", *LAYOUTS[layout])
-    assert all(torch.equal(plain[name], looked[name]) for name in plain)
-    assert all(line.keys() == {"grad_norm"} for line in (*nothing, *seen[::2]))
-    _, alone = statistics("alone", "--log.layer-statistics", "2")
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_statistics_of_layers_are_the_same_on_every_layout(tmp_path, layout):
+    _, alone = _statistics(tmp_path / "alone", "--log.layer-statistics", "2")
+    _, seen = _statistics(tmp_path / "seen", "--log.layer-statistics", "2", *LAYOUTS[layout])
+    assert all(line.keys() == {"grad_norm"} for line in seen[::2])
     for line, expected in zip(seen[1::2], alone[1::2], strict=True):
         assert line == pytest.approx(expected, rel=1e-4)
         parts = [value for name, value in line.items() if name.startswith("grad_norm/")]
         assert len(parts) == 5  # embedding, two blocks, norm, head
         assert math.hypot(*parts) == pytest.approx(line["grad_norm"], rel=1e-4)
+
+
+def test_looking_at_layers_changes_nothing(tmp_path):
+    plain, seen = (_statistics(tmp_path / every, "--log.layer-statistics", every)[0] for every in ("0", "1"))
+    assert all(torch.equal(plain[name], seen[name]) for name in plain)
 
 
 def test_activations_are_those_of_a_plain_forward_pass(tmp_path):
