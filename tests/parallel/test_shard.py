@@ -40,6 +40,8 @@ LAYOUTS = {  # ranks and flags of a layout
     "ring 2 x zero 3 x2": (4, ["--parallel.context", "2", "--parallel.zero-stage", "3"]),
     "zero 3 x2 in host memory": (2, ["--parallel.zero-stage", "3", "--parallel.offload", "parameters"]),
 }
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("family", "micro"), [("gpt", 1), ("llama", 2), ("llama tied", 1)])
 def test_every_layout_takes_the_same_steps(family, layout, micro):

@@ -9,7 +9,6 @@ from polarlm.config.run import RunConfig
 _AVAILABLE: dict[str, tuple[Any, ...]] = {
     "parallel.pipeline": (1,),
     "train.precision": ("fp32", "bf16"),
-    "train.recompute": ("none",),
     "train.compile": (False,),
 }
 
@@ -100,6 +99,11 @@ def _layout_faults(config: RunConfig, ranks: int) -> list[str]:
             faults.append(
                 f"{field}: {whole_name} {whole} is not a multiple of {part_name} {part}; nearest allowed: {nearest}"
             )
+    if train.recompute_every > model.layers:
+        faults.append(
+            f"train.recompute_every: {train.recompute_every} is more than model.layers {model.layers}; "
+            f"nearest allowed: {model.layers}"
+        )
     return faults + _context_faults(config)
 
 

@@ -7,6 +7,7 @@ from polarlm.config import RunConfig
 from polarlm.model import Transformer, draw
 from polarlm.parallel.context import share_sequences
 from polarlm.parallel.mesh import Mesh
+from polarlm.parallel.recompute import recompute
 from polarlm.parallel.shard import distribute, shard
 from polarlm.parallel.tensor import share_matrices
 
@@ -22,6 +23,7 @@ def build_model(config: RunConfig, mesh: Mesh) -> Transformer:
         share_sequences(model, config.parallel.context_method, mesh.tokens["context"].get_group())
     if mesh.size("tensor") > 1:
         share_matrices(model, mesh.weights["tensor"])
+    recompute(model.blocks, config.train)
     shard(model, model.blocks.values(), config.parallel, mesh)
     offloads = config.parallel.offload == "parameters"
     model.to_empty(device="cpu" if offloads else mesh.world.device.torch)

@@ -1,7 +1,7 @@
 """A run's model on its mesh, as the training step sees it: no axis shows through."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import Tensor
@@ -65,7 +65,8 @@ class Engine:
         for number, batch in enumerate(microbatches, start=1):
             communicate_after(self.model, number == len(microbatches), self._zero_stage)
             loss = self.loss(batch)
-            (loss / max(trained, 1)).backward()
+            with self._attention_kernel():  # for what backward computes again
+                (loss / max(trained, 1)).backward()
             loss_sum += loss.detach()
         (total,) = self.sum(loss_sum.item())
         return total
@@ -106,5 +107,8 @@ class Engine:
     def _kernels(self) -> Iterator[None]:
         """The type of the matrix products, and the kernel of attention."""
         device, dtype = self.world.device.torch.type, _AUTOCAST.get(self._precision)
-        with torch.autocast(device, dtype=dtype, enabled=dtype is not None), sdpa_kernel(_KERNELS[self._attention]):
+        with torch.autocast(device, dtype=dtype, enabled=dtype is not None), self._attention_kernel():
             yield
+
+    def _attention_kernel(self) -> AbstractContextManager:
+        return sdpa_kernel(_KERNELS[self._attention])
