@@ -158,6 +158,10 @@ WRONG = {  # what the user gives -> words that the message must hold
     "ring drops no attention": (["--parallel.context", "2", "--model.dropout", "0.1"], ["model.dropout", "ulysses"]),
     "no such stage": (["--parallel.zero-stage", "4"], ["parallel.zero_stage", "4"]),
     "group that does not divide": (["--parallel.hybrid", "3"], ["parallel.hybrid", "2", "3", "nearest allowed: 2"]),
+    "recomputes nothing": (
+        ["--train.recompute-every", "5"],
+        ["train.recompute_every", "5", "layers 4", "nearest allowed: 4"],
+    ),
     "both lengths": (["--train.tokens", "5"], ["train.tokens", "train.steps"]),
     "warm-up longer than the run": (["--train.schedule.warmup-steps", "11"], ["warmup_steps", "11", "10"]),
     "value for a section": (["--train", "5"], ["train"]),
@@ -225,9 +229,8 @@ def test_the_decks_variables(load):
 
 def test_a_resumed_run_keeps_what_decides_its_result(load):
     before = load().config
-    check_same_run(
-        before, load("--train.steps", "20", "--parallel.ranks", "1", "--train.global-batch-size", "4").config
-    )
+    changed = "--train.steps 20 --parallel.ranks 1 --train.global-batch-size 4 --train.recompute full"
+    check_same_run(before, load(*changed.split()).config)
     for flags, field in (
         (["--model.layers", "2"], "model.layers: 4 in the run, 2 now"),
         (["--seed", "1"], "seed: 1234 in the run, 1 now"),

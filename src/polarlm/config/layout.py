@@ -9,7 +9,6 @@ from polarlm.config.stages import V_SHAPED
 # What the engine can do today; the rest is refused by name, never ignored.
 _AVAILABLE: dict[str, tuple[Any, ...]] = {
     "train.precision": ("fp32", "bf16"),
-    "train.recompute": ("none",),
     "train.compile": (False,),
 }
 
@@ -103,6 +102,11 @@ def _layout_faults(config: RunConfig, ranks: int) -> list[str]:
             faults.append(
                 f"{field}: {whole_name} {whole} is not a multiple of {part_name} {part}; nearest allowed: {nearest}"
             )
+    if train.recompute_every > model.layers:
+        faults.append(
+            f"train.recompute_every: {train.recompute_every} is more than model.layers {model.layers}; "
+            f"nearest allowed: {model.layers}"
+        )
     return faults + _context_faults(config) + _pipeline_faults(config)
 
 

@@ -92,6 +92,7 @@ class TrainConfig(Section):
     gradient_accumulation_steps: PositiveInt | None = Field(None, description="microbatches a step; or the above")
     precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="type of the matrix products")
     recompute: Literal["none", "selective", "full"] = Field("none", description="activations recomputed in backward")
+    recompute_every: PositiveInt = Field(1, description="only every n-th block recomputes")
     z_loss: NonNegativeFloat = Field(0.0, description="weight of (log of the softmax's sum)², PaLM's 1e-4")
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="share of the target spread over the vocabulary")
     attention: Literal["auto", "flash", "math"] = Field(

@@ -8,8 +8,11 @@ from polarlm.model import Transformer, draw
 from polarlm.parallel.context import share_sequences
 from polarlm.parallel.mesh import Mesh
 from polarlm.parallel.pipeline import cut
+from polarlm.parallel.recompute import recompute
 from polarlm.parallel.shard import distribute, shard
 from polarlm.parallel.tensor import share_matrices
+
+_AUTOCAST = {"bf16": torch.bfloat16}  # the type of matrix products, where it is not the parameters'
 
 
 def build_stages(config: RunConfig, mesh: Mesh) -> dict[int, Transformer]:
@@ -29,11 +32,14 @@ def _build(config: RunConfig, stage: Stage, mesh: Mesh) -> Transformer:
         share_sequences(model, config.parallel.context_method, mesh.tokens["context"].get_group())
     if mesh.size("tensor") > 1:
         share_matrices(model, mesh.weights["tensor"])
+    recompute(model.blocks, config.train)
     shard(model, model.blocks.values(), config.parallel, mesh)
     offloads = config.parallel.offload == "parameters"
     model.to_empty(device="cpu" if offloads else mesh.world.device.torch)
     initialise(model, config)
     model.loss.z_loss, model.loss.label_smoothing = config.train.z_loss, config.train.label_smoothing
+    if dtype := _AUTOCAST.get(config.train.precision):
+        model.forward = torch.autocast(mesh.world.device.torch.type, dtype)(model.forward)
     return model.train()
 
 

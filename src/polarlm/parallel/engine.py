@@ -1,7 +1,7 @@
 """A run's model on its mesh, as the training step sees it: no axis shows through."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
@@ -16,7 +16,6 @@ from polarlm.parallel.pipeline import Arrays, Pipeline, join
 from polarlm.parallel.shard import clip_gradients, communicate_after
 from polarlm.parallel.world import World
 
-_AUTOCAST = {"bf16": torch.bfloat16}
 _FUSED = [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
 _KERNELS = {"auto": [*_FUSED, SDPBackend.MATH], "flash": _FUSED, "math": [SDPBackend.MATH]}
 
@@ -39,7 +38,6 @@ class Engine:
         self.data_rank, self.data_ranks = self.mesh.rank("data"), self.mesh.size("data")
         self.dropout_rank = world.rank
         self._zero_stage = config.parallel.zero_stage
-        self._precision = config.train.precision
         self._attention = config.train.attention
         self._context_method = config.parallel.context_method
 
@@ -63,7 +61,7 @@ class Engine:
     def forward_backward(self, microbatches: Sequence[Arrays], trained: float) -> float:
         """Add up the gradients of a step's microbatches, each loss divided by `trained`; return all ranks' loss sum."""
         batches = (self._on_device(batch) for batch in microbatches)
-        with self._kernels():
+        with self._attention_kernel():  # in backward too, for what is computed again there
             if self._pipeline is None:
                 loss_sum = self._one_after_another(batches, len(microbatches), trained)
             else:
@@ -102,7 +100,7 @@ class Engine:
         """This rank's part of a batch's summed token loss, without training anything."""
         self.model.eval()
         arrays = self._on_device(batch)
-        with self._kernels():
+        with self._attention_kernel():
             loss = self.model(*arrays) if self._pipeline is None else self._pipeline.evaluate(arrays)
         self.model.train()
         return loss.item()
@@ -111,9 +109,5 @@ class Engine:
         """See `shard.clip_gradients`."""
         return clip_gradients(self.model, largest_norm, self.mesh)
 
-    @contextmanager
-    def _kernels(self) -> Iterator[None]:
-        """The type of the matrix products, and the kernel of attention."""
-        device, dtype = self.world.device.torch.type, _AUTOCAST.get(self._precision)
-        with torch.autocast(device, dtype=dtype, enabled=dtype is not None), sdpa_kernel(_KERNELS[self._attention]):
-            yield
+    def _attention_kernel(self) -> AbstractContextManager:
+        return sdpa_kernel(_KERNELS[self._attention])
