@@ -104,6 +104,11 @@ def _layout_faults(config: RunConfig, ranks: int) -> list[str]:
             f"train.recompute_every: {train.recompute_every} is more than model.layers {model.layers}; "
             f"nearest allowed: {model.layers}"
         )
+    if parallel.offload == "optimizer" and train.optimizer.name != "adamw":
+        faults.append(
+            f"parallel.offload: optimizer is for train.optimizer.name adamw, not {train.optimizer.name}; "
+            "use parallel.offload parameters or none, or adamw"
+        )
     return faults + _context_faults(config)
 
 

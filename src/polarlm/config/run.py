@@ -124,7 +124,9 @@ class ParallelConfig(Section):
     hybrid: PositiveInt | None = Field(
         None, description="data-parallel ranks of a group that shares out; the groups repeat it; by default all"
     )
-    offload: Literal["none", "parameters"] = Field("none", description="what waits in host memory between its uses")
+    offload: Literal["none", "optimizer", "parameters"] = Field(
+        "none", description="what stays in host memory: the moments, or the parameters too between their uses"
+    )
     tensor: PositiveInt = Field(1, description="ranks that share each matrix")
     pipeline: PositiveInt = Field(1, description="stages the layers are cut into")
     pipeline_schedule: str = Field("1f1b", description="order in which stages take microbatches")
