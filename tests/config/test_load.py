@@ -113,7 +113,31 @@ WRONG = {  # what the user gives -> words that the message must hold
         ["parallel.context", "64", "6"],
     ),
     "world is no multiple": (["--parallel.tensor", "4"], ["parallel.ranks", "2", "tensor 4", "nearest allowed: 4"]),
-    "not available": (["--parallel.pipeline", "2"], ["parallel.pipeline", "not available yet"]),
+    "not available": (["--train.precision", "fp16"], ["train.precision", "not available yet"]),
+    "more stages than layers": (
+        ["--parallel.pipeline", "4", "--parallel.ranks", "4", "--parallel.pipeline-schedule", "ZBVZeroBubble"],
+        ["parallel.pipeline", "8 stages", "layers 4"],
+    ),
+    "a split of other layers": (
+        ["--parallel.pipeline", "2", "--parallel.pipeline-split", "1", "2"],
+        ["parallel.pipeline_split", "2 stages of 3 layers", "2 stages", "layers 4"],
+    ),
+    "a schedule of two stages a rank": (
+        ["--parallel.pipeline", "2", "--parallel.pipeline-schedule", "dualpipev", "--train.global-batch-size", "4"],
+        ["train.gradient_accumulation_steps", "dualpipev", "at least 4", "gives 2"],
+    ),
+    "microbatches that make no rounds": (
+        [
+            "--parallel.pipeline",
+            "2",
+            "--parallel.pipeline-schedule",
+            "interleaved1f1b",
+            "--train.global-batch-size",
+            "10",
+        ],
+        ["train.gradient_accumulation_steps", "multiple of parallel.pipeline 2", "4 or 6", "gives 5"],
+    ),
+    "an unknown schedule": (["--parallel.pipeline-schedule", "zigzag"], ["parallel.pipeline_schedule", "1f1b"]),
     "ulysses needs heads": (
         [
             "--parallel.context-method",
