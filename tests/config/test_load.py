@@ -162,6 +162,10 @@ WRONG = {  # what the user gives -> words that the message must hold
         ["--parallel.offload", "optimizer", "--train.optimizer.name", "muon"],
         ["parallel.offload", "muon", "adamw"],
     ),
+    "selective in two parts": (
+        ["--parallel.pipeline", "2", "--parallel.pipeline-schedule", "zbvzerobubble", "--train.recompute", "selective"],
+        ["train.recompute", "zbvzerobubble", "selective", "use full"],
+    ),
     "recomputes nothing": (
         ["--train.recompute-every", "5"],
         ["train.recompute_every", "5", "layers 4", "nearest allowed: 4"],
