@@ -158,6 +158,14 @@ WRONG = {  # what the user gives -> words that the message must hold
     "ring drops no attention": (["--parallel.context", "2", "--model.dropout", "0.1"], ["model.dropout", "ulysses"]),
     "no such stage": (["--parallel.zero-stage", "4"], ["parallel.zero_stage", "4"]),
     "group that does not divide": (["--parallel.hybrid", "3"], ["parallel.hybrid", "2", "3", "nearest allowed: 2"]),
+    "muon in host memory": (
+        ["--parallel.offload", "optimizer", "--train.optimizer.name", "muon"],
+        ["parallel.offload", "muon", "adamw"],
+    ),
+    "selective in two parts": (
+        ["--parallel.pipeline", "2", "--parallel.pipeline-schedule", "zbvzerobubble", "--train.recompute", "selective"],
+        ["train.recompute", "zbvzerobubble", "selective", "use full"],
+    ),
     "recomputes nothing": (
         ["--train.recompute-every", "5"],
         ["train.recompute_every", "5", "layers 4", "nearest allowed: 4"],

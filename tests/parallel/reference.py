@@ -58,7 +58,8 @@ def train(world, family, flags, micro, clip, packed=False):
     """Three steps of the engine; losses, norms, and every gathered gradient of step 1 and weight after step 3."""
     config = run_config(family, world.size, flags)
     engine = Engine(config, world)
-    model, optimizer = engine.model, build_optimizer(engine.model, config.train.optimizer)
+    model, offloads = engine.model, config.parallel.offload == "optimizer"
+    optimizer = build_optimizer(model, config.train.optimizer, in_host_memory=offloads)
     gradients, steps = {}, []
 
     def keep_first(*_):

@@ -14,12 +14,14 @@ from ranks import run_ranks
 
 DROPOUT = ["--model.dropout", "0.3"]
 ZERO3, ULYSSES = ["--parallel.zero-stage", "3"], ["--parallel.context-method", "ulysses"]
+PIPELINE = ["--parallel.pipeline", "2", "--train.micro-batch-size", "2", "--train.gradient-accumulation-steps", "4"]
 LAYOUTS = {
     "alone": (1, DROPOUT),
     "zero 3": (2, [*ZERO3, *DROPOUT]),
     "tensor 2": (2, ["--parallel.tensor", "2", *DROPOUT]),
     "ring 2": (2, ["--parallel.context", "2"]),  # ring attention has no dropout
     "ulysses 2": (2, ["--parallel.context", "2", *ULYSSES, *DROPOUT]),
+    "pipeline 2": (2, [*PIPELINE, *DROPOUT]),
 }
 
 
@@ -51,6 +53,14 @@ def test_gradients_are_the_same_to_the_bit(layout, family):
             assert other_losses == losses, way
             assert other_gradients.keys() == gradients.keys()
             assert all(torch.equal(other_gradients[name], gradients[name]) for name in gradients), way
+
+
+def test_full_goes_with_a_backward_pass_in_two_parts():
+    split = [*PIPELINE, "--parallel.pipeline-schedule", "zbvzerobubble", "--model.layers", "4"]
+    ways = [["--train.recompute", mode] for mode in ("none", "full")]
+    for (losses, gradients), (full_losses, full_gradients) in run_ranks(2, _gradients, "llama", split, ways, False):
+        assert full_losses == losses
+        assert all(torch.equal(full_gradients[name], gradients[name]) for name in gradients)
 
 
 def test_what_is_computed_again_uses_the_kernel_that_was_asked_for():

@@ -4,7 +4,7 @@ from typing import Any
 
 from polarlm.config.errors import UserError
 from polarlm.config.run import RunConfig
-from polarlm.config.stages import V_SHAPED
+from polarlm.config.stages import SPLIT_BACKWARD, V_SHAPED
 
 # What the engine can do today; the rest is refused by name, never ignored.
 _AVAILABLE: dict[str, tuple[Any, ...]] = {
@@ -107,6 +107,11 @@ def _layout_faults(config: RunConfig, ranks: int) -> list[str]:
             f"train.recompute_every: {train.recompute_every} is more than model.layers {model.layers}; "
             f"nearest allowed: {model.layers}"
         )
+    if parallel.offload == "optimizer" and train.optimizer.name != "adamw":
+        faults.append(
+            f"parallel.offload: optimizer is for train.optimizer.name adamw, not {train.optimizer.name}; "
+            "use parallel.offload parameters or none, or adamw"
+        )
     return faults + _context_faults(config) + _pipeline_faults(config)
 
 
@@ -121,6 +126,11 @@ def _pipeline_faults(config: RunConfig) -> list[str]:
         faults.append(f"parallel.pipeline_stages_per_rank: {schedule} has 1, not {each}; or use interleaved1f1b")
     if schedule in V_SHAPED and each not in (None, 2):
         faults.append(f"parallel.pipeline_stages_per_rank: {schedule} has 2, not {each}; or use interleaved1f1b")
+    if schedule in SPLIT_BACKWARD and config.train.recompute == "selective":
+        faults.append(
+            f"train.recompute: {schedule} goes backward through a block twice, and what selective keeps serves once; "
+            "use full, or parallel.pipeline_schedule 1f1b"
+        )
     if split is None and parallel.stages > layers:
         faults.append(
             f"parallel.pipeline: {schedule} on {parallel.pipeline} ranks has {parallel.stages} stages, "

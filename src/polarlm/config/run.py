@@ -133,7 +133,9 @@ class ParallelConfig(Section):
     hybrid: PositiveInt | None = Field(
         None, description="data-parallel ranks of a group that shares out; the groups repeat it; by default all"
     )
-    offload: Literal["none", "parameters"] = Field("none", description="what waits in host memory between its uses")
+    offload: Literal["none", "optimizer", "parameters"] = Field(
+        "none", description="what stays in host memory: the moments, or the parameters too between their uses"
+    )
     tensor: PositiveInt = Field(1, description="ranks that share each matrix")
     pipeline: PositiveInt = Field(1, description="ranks that share the layers, each a run of them or several")
     pipeline_schedule: Annotated[PipelineSchedule, BeforeValidator(_in_lower_case)] = Field(
