@@ -113,6 +113,10 @@ WRONG = {  # what the user gives -> words that the message must hold
         ["parallel.context", "64", "6"],
     ),
     "world is no multiple": (["--parallel.tensor", "4"], ["parallel.ranks", "2", "tensor 4", "nearest allowed: 4"]),
+    "compiled tensor": (
+        ["--parallel.tensor", "2", "--train.compile"],
+        ["--train.compile", "2 tensor-parallel ranks", "parallel.tensor 1, or train.compile false"],
+    ),
     "not available": (["--parallel.pipeline", "2"], ["parallel.pipeline", "not available yet"]),
     "ulysses needs heads": (
         [

@@ -10,7 +10,6 @@ _AVAILABLE: dict[str, tuple[Any, ...]] = {
     "parallel.pipeline": (1,),
     "train.precision": ("fp32", "bf16"),
     "train.recompute": ("none",),
-    "train.compile": (False,),
 }
 
 
@@ -100,6 +99,11 @@ def _layout_faults(config: RunConfig, ranks: int) -> list[str]:
             faults.append(
                 f"{field}: {whole_name} {whole} is not a multiple of {part_name} {part}; nearest allowed: {nearest}"
             )
+    if train.compile and parallel.tensor > 1:
+        faults.append(
+            f"train.compile: torch's compiler fails on matrices that {parallel.tensor} tensor-parallel ranks share; "
+            "use parallel.tensor 1, or train.compile false"
+        )
     return faults + _context_faults(config)
 
 

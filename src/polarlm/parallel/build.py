@@ -5,6 +5,7 @@ from torch import nn
 
 from polarlm.config import RunConfig
 from polarlm.model import Transformer, draw
+from polarlm.parallel.compile import compile_blocks
 from polarlm.parallel.context import share_sequences
 from polarlm.parallel.mesh import Mesh
 from polarlm.parallel.shard import distribute, shard
@@ -22,6 +23,8 @@ def build_model(config: RunConfig, mesh: Mesh) -> Transformer:
         share_sequences(model, config.parallel.context_method, mesh.tokens["context"].get_group())
     if mesh.size("tensor") > 1:
         share_matrices(model, mesh.weights["tensor"])
+    if config.train.compile:
+        compile_blocks(model.blocks.values(), mesh.world.device)
     shard(model, model.blocks.values(), config.parallel, mesh)
     offloads = config.parallel.offload == "parameters"
     model.to_empty(device="cpu" if offloads else mesh.world.device.torch)
