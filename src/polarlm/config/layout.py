@@ -9,7 +9,6 @@ from polarlm.config.stages import SPLIT_BACKWARD, V_SHAPED
 # What the engine can do today; the rest is refused by name, never ignored.
 _AVAILABLE: dict[str, tuple[Any, ...]] = {
     "train.precision": ("fp32", "bf16"),
-    "train.compile": (False,),
 }
 
 
@@ -107,6 +106,11 @@ def _layout_faults(config: RunConfig, ranks: int) -> list[str]:
             f"train.recompute_every: {train.recompute_every} is more than model.layers {model.layers}; "
             f"nearest allowed: {model.layers}"
         )
+    if train.compile and parallel.tensor > 1:
+        faults.append(
+            f"train.compile: torch's compiler fails on matrices that {parallel.tensor} tensor-parallel ranks share; "
+            "use parallel.tensor 1, or train.compile false"
+        )
     if parallel.offload == "optimizer" and train.optimizer.name != "adamw":
         faults.append(
             f"parallel.offload: optimizer is for train.optimizer.name adamw, not {train.optimizer.name}; "
@@ -130,6 +134,11 @@ def _pipeline_faults(config: RunConfig) -> list[str]:
         faults.append(
             f"train.recompute: {schedule} goes backward through a block twice, and what selective keeps serves once; "
             "use full, or parallel.pipeline_schedule 1f1b"
+        )
+    if schedule in SPLIT_BACKWARD and config.train.compile:
+        faults.append(
+            f"train.compile: {schedule} goes backward through a block in two parts, which compiled code cannot; "
+            "use parallel.pipeline_schedule interleaved1f1b, or train.compile false"
         )
     if split is None and parallel.stages > layers:
         faults.append(
