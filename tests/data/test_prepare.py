@@ -189,8 +189,10 @@ def test_a_preparation_that_is_ended_leaves_nothing_that_looks_whole_and_no_work
         IndexedDataset(tmp_path / "out")
     assert not list(tmp_path.glob("out*"))
     wait_for(lambda: not group_is_alive(process.pid))
-    if how == signal.SIGINT:
-        assert [file.name for file in tmp_path.iterdir()] == ["a.jsonl"]
+    left = [file.name for file in tmp_path.iterdir() if file.name != "a.jsonl"]
+    assert left == ([] if how == signal.SIGINT else [f".out.bin.{process.pid}.partial"])
+    prepare(write_lines(tmp_path / "a.jsonl", ["ab"]), "bytes", tmp_path / "out")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["a.jsonl", "out.bin", "out.idx", "out.json"]
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])

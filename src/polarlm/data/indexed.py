@@ -5,6 +5,9 @@ index; int32 sizes in tokens; int64 pointers, byte offsets into `.bin`; int64 do
 document starts with and, last, the number of sequences. `.bin`: the ids, one sequence after the other.
 """
 
+import contextlib
+import fcntl
+import glob
 import hashlib
 import json
 import logging
@@ -12,7 +15,7 @@ import os
 import struct
 from array import array
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -169,12 +172,12 @@ def write_manifest(prefix: str | Path, described: dict[str, Any]) -> dict[str, A
         with path.open("rb") as file:
             files[path.name] = {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
     manifest = {**described, "files": files}
-    aside = Path(f"{prefix}.json.partial")
-    with aside.open("w", encoding="utf-8") as file:
-        file.write(json.dumps(manifest, indent=2) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, f"{prefix}.json")
+    path = Path(f"{prefix}.json")
+    with _aside_of(path).open("wb") as file:
+        _lock(file)
+        file.write((json.dumps(manifest, indent=2) + "\n").encode())
+        _to_disk(file)
+        os.replace(file.name, path)
     return manifest
 
 
@@ -193,14 +196,15 @@ class IndexedWriter:
         self._prefix = prefix
         self._sizes = array("i")
         self._paths = [Path(f"{prefix}.bin"), Path(f"{prefix}.idx")]
-        self._asides = [path.with_name(f".{path.name}.{os.getpid()}.partial") for path in self._paths]
+        self._asides = [_aside_of(path) for path in self._paths]
 
     def __enter__(self) -> "IndexedWriter":
-        try:
+        with _names(self._prefix):
             self._paths[0].parent.mkdir(parents=True, exist_ok=True)
+            for path in (*self._paths, Path(f"{self._prefix}.json")):
+                _remove_abandoned(path)
             self._file = self._asides[0].open("wb")
-        except OSError as error:
-            raise UserError(f"{self._prefix}: cannot be written ({error}); choose another --output") from None
+            _lock(self._file)
         return self
 
     def add_document(self, ids: np.ndarray) -> None:
@@ -214,18 +218,21 @@ class IndexedWriter:
         least, most, limits = np.min(ids), np.max(ids), np.iinfo(self._dtype)
         if least < limits.min or most > limits.max:
             raise ValueError(f"ids from {least} to {most} do not fit {self._dtype}")
-        self._file.write(np.ascontiguousarray(ids, dtype=self._dtype).tobytes())
+        with _names(self._prefix):
+            self._file.write(np.ascontiguousarray(ids, dtype=self._dtype).tobytes())
         self._sizes.append(len(ids))
 
     def __exit__(self, exception_type: type | None, *rest: object) -> None:
         try:
-            _close(self._file)
             if exception_type is None:
-                self._write_index()
-                self._take_their_place()
+                with _names(self._prefix):
+                    _to_disk(self._file)
+                    self._write_index()
         finally:
             for aside in self._asides:
                 aside.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # of a full disk, told already
+                self._file.close()
 
     def _take_their_place(self) -> None:
         """Old index and manifest go first, so that they never stand beside ids that are not theirs."""
@@ -238,11 +245,13 @@ class IndexedWriter:
         sizes = np.frombuffer(self._sizes, np.int32) if self._sizes else np.zeros(0, np.int32)
         documents = len(sizes)
         with self._asides[1].open("wb") as file:
+            _lock(file)
             file.write(_HEADER.pack(_MAGIC, _VERSION, _CODES[self._dtype], documents, documents + 1))
             file.write(sizes.astype("<i4").tobytes())
             file.write(pointers_of(sizes, self._dtype.itemsize).astype("<i8").tobytes())
             file.write(np.arange(documents + 1, dtype="<i8").tobytes())
-            _close(file)
+            _to_disk(file)
+            self._take_their_place()  # while both are still marked as being written
 
 
 def _read_header(path: Path) -> tuple[np.dtype, int]:
@@ -277,8 +286,35 @@ def _map(path: Path, dtype: np.dtype) -> np.ndarray:
     return np.memmap(path, dtype, mode="r") if path.stat().st_size else np.zeros(0, dtype)
 
 
-def _close(file: BinaryIO) -> None:
-    if not file.closed:
-        file.flush()
-        os.fsync(file.fileno())
-        file.close()
+@contextlib.contextmanager
+def _names(prefix: str | Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{prefix}: cannot be written ({error}); choose another --output") from None
+
+
+def _to_disk(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _aside_of(path: Path) -> Path:
+    """Where a file is written until it is whole."""
+    return path.with_name(f".{path.name}.{os.getpid()}.partial")
+
+
+def _lock(file: BinaryIO) -> None:
+    """Mark a file as being written for as long as it is open, on every host that sees it; a killed writer's mark goes
+    with it."""
+    with contextlib.suppress(OSError):  # a file system without locks
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove what writers of this file that were killed have left aside."""
+    for aside in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
+        # Fails where a living writer holds it, or where nobody can tell.
+        with contextlib.suppress(OSError), aside.open("r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            aside.unlink()
