@@ -17,6 +17,7 @@ from polarlm.data import AnySamples, IndexedDataset, load_tokenizer, open_split,
 from polarlm.launch import short_host_name
 from polarlm.parallel import Engine, World
 from polarlm.train.environment import describe_environment
+from polarlm.train.events import EventLog
 from polarlm.train.metrics import MetricsLog
 from polarlm.train.optimizer import build_optimizer
 from polarlm.train.trackers import Trackers
@@ -39,6 +40,7 @@ class Progress:
 class Run:
     """One rank's view of a run."""
 
+    folder: Path
     config: RunConfig
     world: World
     engine: Engine
@@ -47,7 +49,8 @@ class Run:
     validation: Validation | None
     checkpoints: Checkpoints
     progress: Progress
-    metrics: MetricsLog | None  # on the first rank only
+    metrics: MetricsLog | None  # on the first rank only, as events
+    events: EventLog | None
     data_record: dict[str, Any]
 
     def save(self) -> None:
@@ -73,9 +76,13 @@ def open_run(folder: Path, config: RunConfig, world: World) -> Run:
         if config.train.init_from:
             load_weights(Path(config.train.init_from), engine.model)
     environment = describe_environment(config.parallel, world)
+    events = None
     if world.is_first:
         _write_json(folder / "environment.json", environment)
+        events = EventLog(folder / "events.jsonl")
+        events.step = progress.step
     return Run(
+        folder=folder,
         config=config,
         world=world,
         engine=engine,
@@ -85,6 +92,7 @@ def open_run(folder: Path, config: RunConfig, world: World) -> Run:
         checkpoints=checkpoints,
         progress=progress,
         metrics=_open_metrics(folder, config, progress.step) if world.is_first else None,
+        events=events,
         data_record=data_record,
     )
 
