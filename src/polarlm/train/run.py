@@ -65,8 +65,7 @@ def open_run(folder: Path, config: RunConfig, world: World) -> Run:
     Raises:
         UserError: the data or the tokenizer cannot be used, or is not what the checkpoint was trained on.
     """
-    data_record = _record_data(config)
-    _compare_data(data_record, world)
+    data_record = _agreed_data(config, world)
     engine = Engine(config, world)
     optimizer = build_optimizer(engine.model, config.train.optimizer)
     checkpoints = Checkpoints(folder / "checkpoints", config.checkpoint.keep_last, world)
@@ -134,21 +133,36 @@ def _record_data(config: RunConfig) -> dict[str, Any]:
     return record
 
 
-def _compare_data(record: dict[str, Any], world: World) -> None:
-    """Stop every rank where one reads other data than the first, as from a node-local disk with an older copy.
+def _agreed_data(config: RunConfig, world: World) -> dict[str, Any]:
+    """What identifies the data, the same on every rank. Where one reads other data than the first, as from a node-local
+    disk with an older copy, or cannot read it, every rank stops; none is left waiting.
 
     Raises:
-        UserError: names the data, the host, and what each of the two found.
+        UserError: names the data, the host, and what is wrong there or what each of the two found.
     """
-    found = world.gather((short_host_name(), record))
-    first_host, first = found[0]
-    for host, other in found:
+    found = world.gather((short_host_name(), *_try_to_record(config)))
+    for host, _, complaint in found:
+        if complaint:
+            raise UserError(complaint if world.size == 1 else f"{complaint} (on {host})")
+    first_host, first, _ = found[0]
+    for host, other, _ in found:
         for name, identity in first.items():
             if other.get(name) != identity:
                 raise UserError(
                     f"{name}: {host} finds {other.get(name)} there, and the first rank's host {first_host} {identity}; "
                     "bring the same data to every host"
                 )
+    return first
+
+
+def _try_to_record(config: RunConfig) -> tuple[dict[str, Any], str | None]:
+    """(what identifies the data, None), or (nothing, why it cannot be read)."""
+    try:
+        return _record_data(config), None
+    except UserError as error:
+        return {}, str(error)
+    except OSError as error:
+        return {}, f"data.paths: cannot be read ({error})"
 
 
 def _open_metrics(folder: Path, config: RunConfig, step: int) -> MetricsLog:
