@@ -20,6 +20,7 @@ from polarlm.train.environment import describe_environment
 from polarlm.train.events import EventLog
 from polarlm.train.metrics import MetricsLog
 from polarlm.train.optimizer import build_optimizer
+from polarlm.train.sources import SourceLosses
 from polarlm.train.trackers import Trackers
 from polarlm.train.validation import Validation
 
@@ -47,6 +48,7 @@ class Run:
     optimizer: Optimizer
     samples: AnySamples
     validation: Validation | None
+    source_losses: SourceLosses
     checkpoints: Checkpoints
     progress: Progress
     metrics: MetricsLog | None  # on the first rank only, as events
@@ -88,6 +90,7 @@ def open_run(folder: Path, config: RunConfig, world: World) -> Run:
         optimizer=optimizer,
         samples=open_split(config.data, config.train.seq_len, config.seed, "train", config.model.vocab_size),
         validation=_open_validation(config, folder),
+        source_losses=SourceLosses(engine, _scored_sources(config)),
         checkpoints=checkpoints,
         progress=progress,
         metrics=_open_metrics(folder, config, progress.step) if world.is_first else None,
@@ -175,8 +178,15 @@ def _open_validation(config: RunConfig, folder: Path) -> Validation | None:
     samples = open_split(config.data, config.train.seq_len, config.seed, "validation", config.model.vocab_size)
     is_text = not config.data.is_synthetic
     token_bytes = load_tokenizer(str(folder / "tokenizer")).token_bytes() if is_text else None
-    sources = [path.prefix for path in read_paths(config.data)] if is_text and config.log.per_source else []
+    sources = _scored_sources(config)
     return Validation(samples, config.train.eval_samples, token_bytes, config.data.mask_documents, sources)
+
+
+def _scored_sources(config: RunConfig) -> list[str]:
+    """The datasets whose own loss is asked for."""
+    if config.data.is_synthetic or not config.log.per_source:
+        return []
+    return [path.prefix for path in read_paths(config.data)]
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:
