@@ -86,6 +86,8 @@ LAYOUTS = {
     "ring 2": (2, "--parallel.context 2"),
     "ulysses 2": (2, "--parallel.context 2 --parallel.context-method ulysses"),
     "ring 2 x tensor 2": (4, "--parallel.context 2 --parallel.tensor 2"),
+    "pipeline 2": (2, "--parallel.pipeline 2"),
+    "zbv pipeline 2": (2, "--parallel.pipeline 2 --parallel.pipeline-schedule zbvzerobubble --model.layers 4"),
     "zero 3 x2 x tensor 2": (4, "--parallel.zero-stage 3 --parallel.tensor 2"),
 }
 

@@ -57,7 +57,9 @@ def fill_optimizer(optimizer: Optimizer, model: nn.Module, folder: Path, record:
             f"{folder}: saved while other parameters were trained ({listed(differing)}); train the same ones"
         )
 
-    arrays = _empty_arrays(parameters, folder)
+    # An optimizer that keeps its state elsewhere than beside the parameters has copies of them there.
+    homes = getattr(optimizer, "host_copies", {})
+    arrays = _empty_arrays({name: homes.get(parameter, parameter) for name, parameter in parameters.items()}, folder)
     read_tensors(arrays, folder)
     optimizer.state.clear()
     for full_name, array in arrays.items():
@@ -66,7 +68,7 @@ def fill_optimizer(optimizer: Optimizer, model: nn.Module, folder: Path, record:
     for group in optimizer.param_groups:
         on_device = group.get("fused") or group.get("capturable")
         for parameter in group["params"]:
-            device = parameter.device if on_device else torch.device("cpu")
+            device = homes.get(parameter, parameter).device if on_device else torch.device("cpu")
             for key, value in record["scalars"].get(names[parameter], {}).items():
                 optimizer.state[parameter][key] = _from_json(value, device)
             group.update({key: _from_json(value) for key, value in numbers[names[parameter]].items()})

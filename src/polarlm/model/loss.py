@@ -91,15 +91,16 @@ class _FusedCrossEntropy(torch.autograd.Function):
                 logit_grad = logit_grad.to(dtype)
                 hidden_grad[start : start + rows] = logit_grad @ matrix
                 weight_grad.addmm_(logit_grad.mT, some)
-        ctx.gradients = hidden_grad, weight_grad, weight.dtype
+        ctx.save_for_backward(hidden_grad, weight_grad)
+        ctx.weight_dtype = weight.dtype
         return total
 
     @staticmethod
     @once_differentiable
     def backward(ctx, scale: Tensor) -> tuple[Tensor | None, ...]:
-        hidden_grad, weight_grad, weight_dtype = ctx.gradients
-        ctx.gradients = None
-        return hidden_grad.mul_(scale), weight_grad.to(weight_dtype).mul_(scale), None, None, None, None, None
+        # Not in place: some pipeline schedules ask twice, for the input's gradient first and the weight's later.
+        hidden_grad, weight_grad = ctx.saved_tensors
+        return hidden_grad * scale, weight_grad.to(ctx.weight_dtype) * scale, None, None, None, None, None
 
 
 def _loss_and_gradient(

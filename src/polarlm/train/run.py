@@ -69,7 +69,8 @@ def open_run(folder: Path, config: RunConfig, world: World) -> Run:
     """
     data_record = _agreed_data(config, world)
     engine = Engine(config, world)
-    optimizer = build_optimizer(engine.model, config.train.optimizer)
+    offloads = config.parallel.offload == "optimizer"
+    optimizer = build_optimizer(engine.model, config.train.optimizer, in_host_memory=offloads)
     checkpoints = Checkpoints(folder / "checkpoints", config.checkpoint.keep_last, world)
     progress = _resume(checkpoints, engine, optimizer, data_record)
     if progress is None:
