@@ -175,12 +175,18 @@ def _context_faults(config: RunConfig) -> list[str]:
     if parallel.context == 1:
         return []
     if parallel.context_method == "ring":
-        if not model.dropout:
-            return []
-        return [
-            f"model.dropout: {model.dropout} also drops attention weights, which ring attention never holds whole; "
-            "use parallel.context_method ulysses, or dropout 0"
-        ]
+        faults = []
+        if model.dropout:
+            faults.append(
+                f"model.dropout: {model.dropout} also drops attention weights, which ring attention never holds "
+                "whole; use parallel.context_method ulysses, or dropout 0"
+            )
+        if config.train.attention == "flash" and config.data.mask_documents:
+            faults.append(
+                "train.attention: flash, but ring attention has no fused kernel for data.mask_documents; use auto, "
+                "or parallel.context_method ulysses"
+            )
+        return faults
     heads, kv_heads = model.heads // parallel.tensor, max(1, model.kv_heads // parallel.tensor)
     allowed = [n for n in range(1, heads + 1) if heads % n == 0 and (kv_heads % n == 0 or n % kv_heads == 0)]
     if parallel.context in allowed:

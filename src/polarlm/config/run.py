@@ -179,7 +179,7 @@ class LogConfig(Section):
     """What a run tells."""
 
     every: PositiveInt = Field(1, description="steps between lines of metrics.jsonl")
-    per_source: bool = Field(False, description="validation loss of each dataset of a blend, too")
+    per_source: bool = Field(False, description="loss of each dataset of a blend, too, in training and validation")
     trackers: list[Literal["csv", "tensorboard", "wandb"]] = Field(
         [], description="services that follow the run, beside metrics.jsonl"
     )

@@ -30,7 +30,8 @@ def _build(config: RunConfig, stage: Stage, mesh: Mesh) -> Transformer:
         model = Transformer(config.model)
     cut(model, stage)
     if mesh.size("context") > 1:
-        share_sequences(model, config.parallel.context_method, mesh.tokens["context"].get_group())
+        is_plain = config.train.attention == "math"
+        share_sequences(model, config.parallel.context_method, mesh.tokens["context"].get_group(), is_plain)
     if mesh.size("tensor") > 1:
         share_matrices(model, mesh.weights["tensor"])
     recompute(model.blocks, config.train)

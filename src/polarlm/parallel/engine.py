@@ -5,19 +5,16 @@ from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from polarlm.config import RunConfig
 from polarlm.model import IGNORED
 from polarlm.parallel.build import build_stages
 from polarlm.parallel.context import take_share
+from polarlm.parallel.kernels import attention_kernel, require_kernel
 from polarlm.parallel.mesh import Mesh
 from polarlm.parallel.pipeline import Arrays, Pipeline, join
 from polarlm.parallel.shard import clip_gradients, communicate_after
 from polarlm.parallel.world import World
-
-_FUSED = [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
-_KERNELS = {"auto": [*_FUSED, SDPBackend.MATH], "flash": _FUSED, "math": [SDPBackend.MATH]}
 
 
 class Engine:
@@ -30,6 +27,7 @@ class Engine:
     """
 
     def __init__(self, config: RunConfig, world: World) -> None:
+        require_kernel(config, world.device)
         self.world = world
         self.mesh = Mesh(config.parallel, world)
         stages = build_stages(config, self.mesh)
@@ -113,4 +111,4 @@ class Engine:
         return clip_gradients(self.model, largest_norm, self.mesh)
 
     def _attention_kernel(self) -> AbstractContextManager:
-        return sdpa_kernel(_KERNELS[self._attention])
+        return attention_kernel(self._attention)
