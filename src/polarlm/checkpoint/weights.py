@@ -1,6 +1,6 @@
 """A model's weights under names that no layout changes."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from torch import Tensor, nn
@@ -26,7 +26,18 @@ def fill_weights(model: nn.Module, folder: Path, alone: bool = False) -> None:
     Raises:
         UserError: names that are missing there, that the model lacks, or of another shape; then nothing is filled.
     """
-    weights, stored = weights_of(model), list_tensors(folder)
+    weights = weights_of(model)
+    check_names(weights, folder)
+    read_tensors(weights, folder, alone)
+
+
+def check_names(weights: Mapping[str, Tensor], folder: Path) -> None:
+    """Compare names and shapes with those in a folder of shards.
+
+    Raises:
+        UserError: names that are missing there, that the model lacks, or of another shape.
+    """
+    stored = list_tensors(folder)
     faults = {
         "missing": [name for name in weights if name not in stored],
         "not in the model": [name for name in stored if name not in weights],
@@ -41,7 +52,6 @@ def fill_weights(model: nn.Module, folder: Path, alone: bool = False) -> None:
         raise UserError(
             f"{folder}: the weights of another model ({lists}); set `model` to the one they were trained as"
         )
-    read_tensors(weights, folder, alone)
 
 
 def listed(names: Sequence[str]) -> str:

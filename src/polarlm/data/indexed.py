@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from polarlm.config import UserError
+from polarlm.data.output import make_folder, remove_empty
 
 _log = logging.getLogger(__name__)
 
@@ -197,7 +198,7 @@ class IndexedWriter:
 
     def __enter__(self) -> "IndexedWriter":
         try:
-            self._paths[0].parent.mkdir(parents=True, exist_ok=True)
+            self._made = make_folder(self._paths[0].parent)
             self._file = self._asides[0].open("wb")
         except OSError as error:
             raise UserError(f"{self._prefix}: cannot be written ({error}); choose another --output") from None
@@ -226,6 +227,7 @@ class IndexedWriter:
         finally:
             for aside in self._asides:
                 aside.unlink(missing_ok=True)
+            remove_empty(self._made)
 
     def _take_their_place(self) -> None:
         """Old index and manifest go first, so that they never stand beside ids that are not theirs."""
@@ -265,11 +267,21 @@ def _read_header(path: Path) -> tuple[np.dtype, int]:
 
 def _read_manifest(path: Path) -> dict[str, Any] | None:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        manifest = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except ValueError as error:
         raise UserError(f"{path}: is not the JSON that `polarlm data prepare` writes ({error}); remove it") from None
+    if not _is_manifest(manifest):
+        raise UserError(f"{path}: is not a manifest as `polarlm data prepare` writes it; remove it")
+    return manifest
+
+
+def _is_manifest(value: Any) -> bool:
+    """Whether its parts are mappings where mappings are looked for."""
+    if not isinstance(value, dict) or not isinstance(value.get("files", {}), dict):
+        return False
+    return all(isinstance(part, dict) for part in (value.get("tokenizer", {}), *value.get("files", {}).values()))
 
 
 def _map(path: Path, dtype: np.dtype) -> np.ndarray:
