@@ -3,6 +3,7 @@
 polarlm verify                                      every layout that this machine's ranks allow
 polarlm verify --ranks 8 --layouts ring             those with ring attention
 polarlm verify --layouts pipeline2-1f1b-tensor2     one, in the list or not
+polarlm verify --traffic --layouts ulysses          what a step sends, beside the textbook's amounts
 polarlm verify --model GPT125M --ranks 4            of a model of your own; every field of a run is a flag
 mpiexec -n 8 polarlm verify                         on the ranks of an allocation
 """
@@ -27,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare which layouts and how many ranks; a run's fields are taken as flags without being declared."""
     parser.add_argument("--ranks", type=int, metavar="N", help=f"by default every device, or {_CPU_RANKS} on a CPU")
     parser.add_argument("--layouts", default="all", metavar="NAMES", help="all, or names, or parts of names, by commas")
+    parser.add_argument("--traffic", action="store_true", help="count each collective of a step, instead of comparing")
     parser.add_argument("--list", action="store_true", help="print the layouts' names, and try none")
     parser.add_argument("--json", action="store_true", help="the same as a JSON list, at the end")
 
@@ -46,6 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
         layouts=[layout.name for layout in layouts],
         flags=arguments.config_flags,
         ranks=_ranks(arguments.ranks, place),
+        traffic=arguments.traffic,
         quiet=arguments.json,
     )
     if place is None:

@@ -1,8 +1,8 @@
 """The proof that every layout computes what one process does, on the user's own machine.
 
 `layouts` names them, `models` what is laid out, `batches` what is trained on; `reference` is the plain loop that `rank`
-compares the training step with; `run` goes through the layouts, `rows` is the table. Nothing here at import needs torch
-but `reference`, `rank`, `run` and the processes below them.
+compares the training step with; `traffic` is what a step sends beside the textbook; `run` goes through the layouts, in
+processes that `workers` forks. `reference`, `rank`, `meeting` and `run` alone import torch.
 """
 
 from polarlm.verify.layouts import NAMES, Layout, choose_layouts, parse_layout

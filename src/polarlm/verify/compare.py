@@ -17,7 +17,8 @@ Differences = dict[str, float]
 
 
 def differences(found: Iterable[tuple[str, "Tensor | None"]], expected: Mapping[str, "Tensor"]) -> Differences:
-    """‖found - expected‖ / (‖expected‖ + 1 % of the norm of all expected), by name; NaN for none, or one of a name or shape not expected."""
+    """‖found - expected‖ / (‖expected‖ + 1 % of the norm of all expected), by name; NaN for none, or for one of
+    a name or a shape that is not expected."""
     whole = math.sqrt(sum(tensor.double().norm().item() ** 2 for tensor in expected.values()))
     return {name: _difference(tensor, expected.get(name), whole) for name, tensor in found}
 

@@ -18,11 +18,18 @@ _TRAIN = {"steps": "3", "seq-len": "32", "optimizer.eps": "1e-6", "optimizer.cli
 _BATCH = {"global-batch-size": "16", "micro-batch-size": "2"}
 
 
-def models_of(flags: Sequence[str]) -> dict[str, list[str]]:
-    """Each model's name and flags: the user's own where `flags` say anything of a model, else one of each family."""
+_EVEN = ["--model.vocab-size", "64"]  # the textbook counts no padding
+
+
+def models_of(flags: Sequence[str], *, even: bool = False) -> dict[str, list[str]]:
+    """Each model's name and flags: the user's own where `flags` say anything of a model, else one of each family.
+
+    Args:
+        even: every degree up to 8 is to divide the small models' sizes.
+    """
     words = [word.partition("=")[0] for word in flags if word.startswith("--")]
     own = {"own": [*flags]} if any(word == "--model" or word.startswith("--model.") for word in words) else None
-    models = own or {name: [*of_family, *flags] for name, of_family in _BOTH.items()}
+    models = own or {name: [*of_family, *_EVEN * even, *flags] for name, of_family in _BOTH.items()}
     defaults = [word for name, value in (_TRAIN | _BATCH).items() for word in (f"--train.{name}", value)]
     return {name: [*defaults, *own_flags] for name, own_flags in models.items()}
 

@@ -8,13 +8,14 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from polarlm.config import RunConfig
-from polarlm.parallel import Engine, World, join_world
+from polarlm.parallel import Engine, TrafficCounter, World, join_world
 from polarlm.train import build_optimizer, train_step
 from polarlm.verify.batches import microbatches
 from polarlm.verify.compare import differences, merge, relative, worst
 from polarlm.verify.meeting import Seat
 from polarlm.verify.reference import STEPS, Reference
 from polarlm.verify.rows import Row
+from polarlm.verify.traffic import TrafficRow, compare_amounts
 
 
 def in_world(seat: Seat, ranks: int, task: Callable[[World], object]) -> object:
@@ -68,6 +69,21 @@ def try_layout(world: World, layout: str, model: str, config: RunConfig, referen
         weights=merge(world.gather(weights), reference.weights, ignored),
         seconds=time.monotonic() - start,
     )
+
+
+def count_layout(world: World, layout: str, model: str, config: RunConfig) -> TrafficRow:
+    """Count what all ranks send in a training step; the same row on every rank."""
+    engine = Engine(config, world)
+    optimizer = build_optimizer(engine.model, config.train.optimizer)
+    batches = microbatches(config, 0, engine.data_rank, engine.data_ranks)
+    with TrafficCounter(engine.mesh) as counter:
+        train_step(engine, optimizer, batches, clip=config.train.optimizer.clip)
+    calls, sizes = (_add_up(world.gather(counts)) for counts in (counter.calls, counter.bytes))
+    return TrafficRow(layout, model, world.size, compare_amounts(config, calls, sizes))
+
+
+def _add_up(of_ranks: list[dict]) -> dict:
+    return {key: sum(rank.get(key, 0) for rank in of_ranks) for rank in of_ranks for key in rank}
 
 
 def _whole(module: nn.Module, choose: Callable[[nn.Parameter], Tensor | None]) -> Iterator[tuple[str, Tensor | None]]:
