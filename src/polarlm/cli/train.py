@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Check everything, start the ranks, and at the end draw and sum up what they did."""
     from polarlm.config import UserError, dump_run, load_run
-    from polarlm.launch import check_environment, local_devices, rank_from, run_local
+    from polarlm.launch import check_environment, local_devices, lock, rank_from, run_local
 
     if rank_from(os.environ):
         raise UserError("RANK: another launcher has started this process, but PolarLM starts its own ranks; unset RANK")
@@ -54,11 +54,13 @@ def run(arguments: argparse.Namespace) -> int:
     folder = (arguments.run if is_folder else _find_run(config)) if arguments.resume else None
     if folder is None and config.train.init_from:
         _check_weights(config)
-    folder = _prepare_folder(config, folder)
-    print(f"{folder}: {_introduce(config)}", flush=True)
-    code = run_local(
-        [sys.executable, "-m", "polarlm.cli.rank", str(folder)], config.parallel.ranks, folder / "logs", os.environ
-    )
+    folder = folder or _make_folder(config)
+    with lock.hold(folder):
+        _write_config(config, folder)
+        print(f"{folder}: {_introduce(config)}", flush=True)
+        code = run_local(
+            [sys.executable, "-m", "polarlm.cli.rank", str(folder)], config.parallel.ranks, folder / "logs", os.environ
+        )
     if code == 0:
         _conclude(folder)
     return code
@@ -98,32 +100,37 @@ def _find_run(config: "RunConfig") -> Path | None:
     return _RUNS / config.name if (_RUNS / config.name).is_dir() else None
 
 
-def _prepare_folder(config: "RunConfig", existing: Path | None) -> Path:
-    """The run's folder with its resolved configuration and its tokenizer: a new one, or one to go on in.
-
-    Raises:
-        UserError: the run to go on with is not this one.
-    """
-    from polarlm.config import UserError, check_same_run, dump_run, load_run_folder
+def _make_folder(config: "RunConfig") -> Path:
+    """A new run's folder, with its tokenizer."""
+    from polarlm.config import UserError
     from polarlm.data import load_tokenizer
     from polarlm.launch import run_folder
 
-    if existing is None:
-        try:
-            folder = run_folder.create(_RUNS, config.name)
-        except OSError as error:
-            raise UserError(
-                f"{_RUNS / config.name}: cannot be made ({error.strerror}); choose another name or place"
-            ) from None
-        load_tokenizer(config.data.tokenizer).save(folder / "tokenizer")
-    else:
-        folder = existing
+    try:
+        folder = run_folder.create(_RUNS, config.name)
+    except OSError as error:
+        raise UserError(
+            f"{_RUNS / config.name}: cannot be made ({error.strerror}); choose another name or place"
+        ) from None
+    load_tokenizer(config.data.tokenizer).save(folder / "tokenizer")
+    return folder
+
+
+def _write_config(config: "RunConfig", folder: Path) -> None:
+    """Let the run's folder hold the resolved configuration, and be the newest run.
+
+    Raises:
+        UserError: the run that is there already is another one.
+    """
+    from polarlm.config import check_same_run, dump_run, load_run_folder
+    from polarlm.launch import run_folder
+
+    if (folder / "config.yaml").exists():
         check_same_run(load_run_folder(folder), config)
     aside = folder / ".config.yaml.partial"
     aside.write_text(dump_run(config), encoding="utf-8")
     os.replace(aside, folder / "config.yaml")
     run_folder.announce(folder)
-    return folder
 
 
 def _introduce(config: "RunConfig") -> str:
