@@ -7,6 +7,7 @@ polarlm data compress data/text                    what gzip and xz make of its 
 """
 
 import argparse
+import math
 import os
 import sys
 import time
@@ -43,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     inspect = verbs.add_parser("inspect", help="statistics, and the first documents as text")
     inspect.add_argument("prefix", metavar="PREFIX")
-    inspect.add_argument("--documents", type=int, default=3, metavar="N", help="documents to show (3)")
+    inspect.add_argument("--documents", type=_whole, default=3, metavar="N", help="documents to show (3)")
     inspect.add_argument("--tokenizer", help="by default the one it was prepared with")
 
     check = verbs.add_parser("check", help="compare every byte with the manifest's digests")
@@ -64,10 +65,16 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _at_least_one(text: str) -> int:
-    number = int(text)
+    number = _whole(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} is less than 1")
     return number
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0")
+    return int(text)
 
 
 def _prepare(arguments: argparse.Namespace) -> None:
@@ -171,7 +178,7 @@ def _compress(arguments: argparse.Namespace) -> None:
 
     try:
         proportions = [float(share) for share in arguments.split.split(",")]
-        if len(proportions) != 3 or min(proportions) < 0 or not sum(proportions) > 0:
+        if len(proportions) != 3 or min(proportions) < 0 or not 0 < sum(proportions) < math.inf:
             raise ValueError
     except ValueError:
         raise UserError(f"--split {arguments.split}: is three proportions, such as 969,30,1") from None

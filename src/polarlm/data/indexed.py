@@ -20,6 +20,7 @@ import numpy as np
 from polarlm.config import UserError
 from polarlm.data.aside import aside_of, mark_as_written, names_output, remove_abandoned, to_disk
 from polarlm.data.manifest import compare_samples, read_manifest, write_manifest
+from polarlm.data.output import make_folder, remove_empty
 
 _log = logging.getLogger(__name__)
 
@@ -185,7 +186,7 @@ class IndexedWriter:
 
     def __enter__(self) -> "IndexedWriter":
         with names_output(self._prefix):
-            self._paths[0].parent.mkdir(parents=True, exist_ok=True)
+            self._made = make_folder(self._paths[0].parent)
             for path in (*self._paths, Path(f"{self._prefix}.json")):
                 remove_abandoned(path)
             self._file = self._asides[0].open("wb")
@@ -218,6 +219,7 @@ class IndexedWriter:
                 aside.unlink(missing_ok=True)
             with contextlib.suppress(OSError):  # of a full disk, told already
                 self._file.close()
+            remove_empty(self._made)
 
     def _take_their_place(self) -> None:
         """Old index and manifest go first, so that they never stand beside ids that are not theirs."""
