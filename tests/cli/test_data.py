@@ -1,6 +1,9 @@
 """`polarlm tokenizer` and `polarlm data`, as they are typed."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -50,6 +53,21 @@ def test_a_bad_line_is_named_or_counted_in_any_locale(here, capsys, monkeypatch,
 
     assert polarlm(f"{prepare} --bad-lines skip") == 0
     assert "2 documents, 5 tokens, 0.60 bytes a token, skipped 2 (1 of them bad); " in capsys.readouterr().out
+
+
+def test_text_and_names_are_utf_8_in_any_locale(here):
+    """B12, where Python itself would follow a locale that knows no letter beyond ASCII."""
+    (here / "résumé.jsonl").write_text('{"text": "où ça?"}\n', encoding="utf-8")
+    environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    for words, expected in (
+        ("data prepare résumé.jsonl --tokenizer bytes --output donnée --workers 2", "donnée: 1 documents, 9 tokens"),
+        ("data inspect donnée", "où ça?"),
+        ("train --help", "(log of the softmax's sum)²"),
+    ):
+        command = [sys.executable, "-m", "polarlm", *words.split()]
+        ended = subprocess.run(command, env=environment, capture_output=True, timeout=60)
+        assert ended.returncode == 0, ended.stderr.decode()
+        assert expected in ended.stdout.decode()
 
 
 def test_a_log_gets_plain_lines(here, capsys, monkeypatch):
