@@ -8,6 +8,7 @@ polarlm train runs/demo --resume                   the same, by the run's folder
 
 import argparse
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -102,28 +103,36 @@ def _prepare_folder(config: "RunConfig", existing: Path | None) -> Path:
     """The run's folder with its resolved configuration and its tokenizer: a new one, or one to go on in.
 
     Raises:
-        UserError: the run to go on with is not this one.
+        UserError: the run to go on with is not this one, or the system lets us write no folder; then none is left.
     """
-    from polarlm.config import UserError, check_same_run, dump_run, load_run_folder
-    from polarlm.data import load_tokenizer
+    from polarlm.config import UserError, check_same_run, load_run_folder
     from polarlm.launch import run_folder
 
-    if existing is None:
-        try:
-            folder = run_folder.create(_RUNS, config.name)
-        except OSError as error:
-            raise UserError(
-                f"{_RUNS / config.name}: cannot be made ({error.strerror}); choose another name or place"
-            ) from None
+    if existing is not None:
+        check_same_run(load_run_folder(existing), config)
+    folder = existing
+    try:
+        folder = existing or run_folder.create(_RUNS, config.name)
+        _fill_folder(folder, config)
+        run_folder.announce(folder)
+    except OSError as error:
+        if folder is not None and existing is None:
+            shutil.rmtree(folder)
+        raise UserError(
+            f"{error.filename or _RUNS}: cannot be written ({error.strerror}); mend that, or train in another folder"
+        ) from None
+    return folder
+
+
+def _fill_folder(folder: Path, config: "RunConfig") -> None:
+    from polarlm.config import dump_run
+    from polarlm.data import load_tokenizer
+
+    if not (folder / "tokenizer").exists():
         load_tokenizer(config.data.tokenizer).save(folder / "tokenizer")
-    else:
-        folder = existing
-        check_same_run(load_run_folder(folder), config)
     aside = folder / ".config.yaml.partial"
     aside.write_text(dump_run(config), encoding="utf-8")
     os.replace(aside, folder / "config.yaml")
-    run_folder.announce(folder)
-    return folder
 
 
 def _introduce(config: "RunConfig") -> str:
