@@ -31,6 +31,16 @@ def test_full_recompute_repeats_the_blocks_but_not_the_head():
     assert hardware_flops(GPT, TOKENS, SEQ, recompute="none", causal=False) == 452_984_832
 
 
+def test_every_second_block_repeats_half_of_it():
+    repeated = 587_202_560 - 452_984_832
+    got = hardware_flops(GPT, TOKENS, SEQ, recompute="full", recompute_every=2, causal=False)
+    assert got == 452_984_832 + repeated // 2
+
+
+def test_selective_recompute_repeats_the_attention_scores_alone():
+    assert hardware_flops(GPT, TOKENS, SEQ, recompute="selective", causal=False) == 452_984_832 + 100_663_296 // 3
+
+
 def test_attention_scores_alone():
     assert 3 * GPT.layers * attention_score_flops(GPT, TOKENS, SEQ, causal=False) == 100_663_296
 

@@ -2,6 +2,7 @@
 
 polarlm data prepare corpus/ --tokenizer data/tokenizer --output data/text
 polarlm data inspect data/text
+polarlm data check data/text                       that every byte is as it was prepared
 polarlm data compress data/text                    what gzip and xz make of its validation documents
 """
 
@@ -23,7 +24,7 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verbs."""
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="prepare | merge | inspect | compress")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="prepare | merge | inspect | check | compress")
 
     prepare = verbs.add_parser("prepare", help="text to PREFIX.bin, PREFIX.idx and PREFIX.json")
     prepare.add_argument("inputs", nargs="+", metavar="INPUT", help="a folder, .txt .md .py .rst .jsonl, or `stdlib`")
@@ -45,6 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     inspect.add_argument("--documents", type=_whole, default=3, metavar="N", help="documents to show (3)")
     inspect.add_argument("--tokenizer", help="by default the one it was prepared with")
 
+    check = verbs.add_parser("check", help="compare every byte with the manifest's digests")
+    check.add_argument("prefixes", nargs="+", metavar="PREFIX")
+
     compress = verbs.add_parser("compress", help="what gzip -9 and xz -9 make of a part: the numbers to beat")
     compress.add_argument("prefix", metavar="PREFIX")
     compress.add_argument("--split", default="969,30,1", help="documents for training, validation, test (969,30,1)")
@@ -55,7 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Do what the verb says."""
-    {"prepare": _prepare, "merge": _merge, "inspect": _inspect, "compress": _compress}[arguments.verb](arguments)
+    verbs = {"prepare": _prepare, "merge": _merge, "inspect": _inspect, "check": _check, "compress": _compress}
+    verbs[arguments.verb](arguments)
 
 
 def _prefix(text: str) -> Path:
@@ -161,6 +166,15 @@ def _inspect(arguments: argparse.Namespace) -> None:
         text = tokenizer.decode(ids[:200].tolist())
         more = " ..." if len(ids) > 200 else ""
         print(f"\ndocument {number} ({len(ids):,} tokens):\n{text}{more}")
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    from polarlm.data import IndexedDataset, compare_whole
+
+    for prefix in arguments.prefixes:
+        dataset = IndexedDataset(prefix)
+        compare_whole(prefix, dataset.manifest)
+        print(f"{prefix}: {dataset.documents:,} documents, {dataset.tokens:,} tokens, every byte as it was prepared")
 
 
 def _compress(arguments: argparse.Namespace) -> None:

@@ -22,6 +22,15 @@ def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
+def _in_lower_case(value: Any) -> Any:
+    return value.lower() if isinstance(value, str) else value
+
+
+PipelineSchedule = Literal[
+    "gpipe", "1f1b", "interleaved1f1b", "loopedbfs", "interleavedzerobubble", "zbvzerobubble", "dualpipev"
+]
+
+
 class DataConfig(Section):
     """Where the tokens come from."""
 
@@ -85,6 +94,7 @@ class TrainConfig(Section):
     gradient_accumulation_steps: PositiveInt | None = Field(None, description="microbatches a step; or the above")
     precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="type of the matrix products")
     recompute: Literal["none", "selective", "full"] = Field("none", description="activations recomputed in backward")
+    recompute_every: PositiveInt = Field(1, description="only every n-th block recomputes")
     z_loss: NonNegativeFloat = Field(0.0, description="weight of (log of the softmax's sum)², PaLM's 1e-4")
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="share of the target spread over the vocabulary")
     attention: Literal["auto", "flash", "math"] = Field(
@@ -125,10 +135,20 @@ class ParallelConfig(Section):
     hybrid: PositiveInt | None = Field(
         None, description="data-parallel ranks of a group that shares out; the groups repeat it; by default all"
     )
-    offload: Literal["none", "parameters"] = Field("none", description="what waits in host memory between its uses")
+    offload: Literal["none", "optimizer", "parameters"] = Field(
+        "none", description="what stays in host memory: the moments, or the parameters too between their uses"
+    )
     tensor: PositiveInt = Field(1, description="ranks that share each matrix")
-    pipeline: PositiveInt = Field(1, description="stages the layers are cut into")
-    pipeline_schedule: str = Field("1f1b", description="order in which stages take microbatches")
+    pipeline: PositiveInt = Field(1, description="ranks that share the layers, each a run of them or several")
+    pipeline_schedule: Annotated[PipelineSchedule, BeforeValidator(_in_lower_case)] = Field(
+        "1f1b", description="order in which stages take microbatches forward and backward"
+    )
+    pipeline_split: list[PositiveInt] | None = Field(
+        None, description="layers of each stage in order; by default balanced by cost, the head's counted"
+    )
+    pipeline_stages_per_rank: PositiveInt | None = Field(
+        None, description="stages of a rank; by default 2 for the schedules that need several, else 1"
+    )
     context: PositiveInt = Field(1, description="ranks that share each sequence")
     context_method: Literal["ring", "ulysses"] = Field("ring", description="how attention crosses sequence shards")
 
@@ -137,6 +157,12 @@ class ParallelConfig(Section):
         """Data-parallel ranks; only meaningful once `ranks` is resolved."""
         assert self.ranks is not None
         return self.ranks // (self.tensor * self.pipeline * self.context)
+
+    @property
+    def stages(self) -> int:
+        """Pipeline stages over all ranks."""
+        several = self.pipeline > 1 and self.pipeline_schedule not in ("gpipe", "1f1b")
+        return self.pipeline * (self.pipeline_stages_per_rank or (2 if several else 1))
 
     @property
     def shards(self) -> int:
@@ -155,7 +181,7 @@ class LogConfig(Section):
     """What a run tells."""
 
     every: PositiveInt = Field(1, description="steps between lines of metrics.jsonl")
-    per_source: bool = Field(False, description="validation loss of each dataset of a blend, too")
+    per_source: bool = Field(False, description="loss of each dataset of a blend, too, in training and validation")
     trackers: list[Literal["csv", "tensorboard", "wandb"]] = Field(
         [], description="services that follow the run, beside metrics.jsonl"
     )

@@ -1,14 +1,15 @@
 """What puts a one-device model on many ranks: the world and its mesh, sharding, initial weights.
 
-Nothing here is known to the model: everything is applied from outside, by `build_model`, and `Engine` is what training
+Nothing here is known to the model: everything is applied from outside, by `build_stages`, and `Engine` is what training
 sees of it.
 """
 
-from polarlm.parallel.build import build_model, initialise
+from polarlm.parallel.build import build_stages, initialise
 from polarlm.parallel.device import Device, local_device
 from polarlm.parallel.engine import Arrays, Engine
 from polarlm.parallel.mesh import Mesh
 from polarlm.parallel.shard import clip_gradients, communicate_after, distribute, shard
+from polarlm.parallel.traffic import TrafficCounter
 from polarlm.parallel.world import World, join_world
 
 __all__ = [
@@ -16,8 +17,9 @@ __all__ = [
     "Device",
     "Engine",
     "Mesh",
+    "TrafficCounter",
     "World",
-    "build_model",
+    "build_stages",
     "clip_gradients",
     "communicate_after",
     "distribute",
