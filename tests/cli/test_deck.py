@@ -95,7 +95,7 @@ def test_the_decks_command_trains_and_two_at_once_do_not_meet(deck, tmp_path):
     runs = [deck(**variables) for variables in asked]
     folders = []
     for run in runs:
-        output, errors = run.communicate(timeout=60)
+        output, errors = run.communicate(timeout=180)
         assert run.returncode == 0, errors
         folders.append(tmp_path / output.partition(":")[0])
     assert {folder.name for folder in folders} == {"deck", "deck-2"}

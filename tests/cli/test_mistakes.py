@@ -96,7 +96,7 @@ MISTAKES = {  # the words typed -> the beginning of what is said, and what else 
     f"{TRAIN} --train.schedule.name wsd --train.schedule.decay-steps 4": [
         "--train.schedule.decay-steps: train.schedule.decay_steps: 4 is more than the 3 steps",
     ],
-    f"{TRAIN} --parallel.pipeline-schedule zigzag": ["--parallel.pipeline-schedule: ", "zigzag", "use 1f1b"],
+    f"{TRAIN} --parallel.pipeline-schedule zigzag": ["--parallel.pipeline-schedule: ", "zigzag", "1f1b"],
     f"{TRAIN} --parallel.ranks 2.5": ["--parallel.ranks: parallel.ranks: 2.5"],
     f"{TRAIN} --model.rope-scaling.factor 2": ["--model.rope-scaling.factor: model.rope_scaling: ", "rotary"],
     f"{TRAIN} --log.trackers csv mlflow": ["--log.trackers: ", "'mlflow'", "wandb"],
