@@ -35,10 +35,12 @@ def shard(model: nn.Module, blocks: Iterable[nn.Module], parallel: ParallelConfi
     # Pinned memory needs an accelerator's driver.
     pinned = mesh.world.device.torch.type != "cpu"
     offload = CPUOffloadPolicy(pin_memory=pinned) if parallel.offload == "parameters" else OffloadPolicy()
+    # Where nothing is repeated a sum over the replicas would only hold each gradient twice.
+    axes = ("replicate", "shard") if mesh.size("replicate") > 1 else ("shard",)
     for part in (*blocks, model):
         fully_shard(
             part,
-            mesh=mesh.weights["replicate", "shard"],
+            mesh=mesh.weights[axes],
             reshard_after_forward=lets_go_between_passes(parallel),
             offload_policy=offload,
         )
@@ -61,11 +63,12 @@ def lets_go_between_passes(parallel: ParallelConfig) -> bool:
 def communicate_after(model: nn.Module, is_last_microbatch: bool, zero_stage: int) -> None:
     """Say before a microbatch what its backward pass does: reduce the gradients, and let go of gathered parameters.
 
-    Stages 0 and 1 add up a step's gradients first and reduce them once; up to stage 2 parameters stay gathered through
-    the microbatches of a step.
+    Stages 0 and 1 add up a step's gradients first and reduce them once, and so do replicas in every stage; up to stage 2
+    parameters stay gathered through the microbatches of a step.
     """
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(is_last_microbatch or zero_stage >= 2)
+        model.set_requires_all_reduce(is_last_microbatch)
         model.set_reshard_after_backward(is_last_microbatch or zero_stage == 3)
 
 
