@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "tokenizer": ("polarlm.cli.tokenizer", "train a tokenizer on text"),
     "data": ("polarlm.cli.data", "turn text into token ids, and look at them"),
     "train": ("polarlm.cli.train", "train a model as a run file says, or go on with a run"),
+    "verify": ("polarlm.cli.verify", "prove here that every layout computes what one process does"),
     "generate": ("polarlm.cli.generate", "let a trained model write"),
     "report": ("polarlm.cli.report", "draw and sum up what a run did"),
     "quickstart": ("polarlm.cli.quickstart", "from text to a model that writes, in a few minutes"),

@@ -9,7 +9,6 @@ from polarlm.config.stages import SPLIT_BACKWARD, V_SHAPED
 # What the engine can do today; the rest is refused by name, never ignored.
 _AVAILABLE: dict[str, tuple[Any, ...]] = {
     "train.precision": ("fp32", "bf16"),
-    "train.compile": (False,),
 }
 
 
@@ -46,6 +45,11 @@ def resolve_layout(config: RunConfig, devices: int) -> RunConfig:
         raise UserError(
             f"train.schedule.warmup_steps: {schedule.warmup_steps} is more than the run's {steps} steps "
             f"({train.tokens} tokens at {tokens_per_step} a step)"
+        )
+    if schedule.name == "wsd" and (schedule.decay_steps or 0) > steps - schedule.warmup_steps:
+        raise UserError(
+            f"train.schedule.decay_steps: {schedule.decay_steps} is more than the {steps - schedule.warmup_steps} "
+            f"steps after the warm-up (train.steps {steps}, warmup_steps {schedule.warmup_steps})"
         )
     open_fields = {
         "steps": steps,
@@ -107,6 +111,11 @@ def _layout_faults(config: RunConfig, ranks: int) -> list[str]:
             f"train.recompute_every: {train.recompute_every} is more than model.layers {model.layers}; "
             f"nearest allowed: {model.layers}"
         )
+    if train.compile and parallel.tensor > 1:
+        faults.append(
+            f"train.compile: torch's compiler fails on matrices that {parallel.tensor} tensor-parallel ranks share; "
+            "use parallel.tensor 1, or train.compile false"
+        )
     if parallel.offload == "optimizer" and train.optimizer.name != "adamw":
         faults.append(
             f"parallel.offload: optimizer is for train.optimizer.name adamw, not {train.optimizer.name}; "
@@ -130,6 +139,11 @@ def _pipeline_faults(config: RunConfig) -> list[str]:
         faults.append(
             f"train.recompute: {schedule} goes backward through a block twice, and what selective keeps serves once; "
             "use full, or parallel.pipeline_schedule 1f1b"
+        )
+    if schedule in SPLIT_BACKWARD and config.train.compile:
+        faults.append(
+            f"train.compile: {schedule} goes backward through a block in two parts, which compiled code cannot; "
+            "use parallel.pipeline_schedule interleaved1f1b, or train.compile false"
         )
     if split is None and parallel.stages > layers:
         faults.append(
@@ -166,12 +180,18 @@ def _context_faults(config: RunConfig) -> list[str]:
     if parallel.context == 1:
         return []
     if parallel.context_method == "ring":
-        if not model.dropout:
-            return []
-        return [
-            f"model.dropout: {model.dropout} also drops attention weights, which ring attention never holds whole; "
-            "use parallel.context_method ulysses, or dropout 0"
-        ]
+        faults = []
+        if model.dropout:
+            faults.append(
+                f"model.dropout: {model.dropout} also drops attention weights, which ring attention never holds "
+                "whole; use parallel.context_method ulysses, or dropout 0"
+            )
+        if config.train.attention == "flash" and config.data.mask_documents:
+            faults.append(
+                "train.attention: flash, but ring attention has no fused kernel for data.mask_documents; use auto, "
+                "or parallel.context_method ulysses"
+            )
+        return faults
     heads, kv_heads = model.heads // parallel.tensor, max(1, model.kv_heads // parallel.tensor)
     allowed = [n for n in range(1, heads + 1) if heads % n == 0 and (kv_heads % n == 0 or n % kv_heads == 0)]
     if parallel.context in allowed:

@@ -15,6 +15,8 @@ from pydantic import (
 from polarlm.config.model import ModelConfig
 from polarlm.config.section import Section
 
+_Decay = Annotated[float, Field(ge=0, lt=1)]
+
 
 def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
@@ -63,7 +65,7 @@ class OptimizerConfig(Section):
 
     name: Literal["adamw", "muon", "adafactor"] = Field("adamw", description="which one; decay is on matrices only")
     lr: PositiveFloat = Field(3e-4, description="peak learning rate")
-    betas: tuple[float, float] = Field((0.9, 0.95), description="decay of the first and second moment")
+    betas: tuple[_Decay, _Decay] = Field((0.9, 0.95), description="decay of the first and second moment")
     eps: PositiveFloat = Field(1e-8, description="added to the root of the second moment")
     weight_decay: NonNegativeFloat = Field(0.1, description="decoupled weight decay")
     clip: NonNegativeFloat = Field(1.0, description="largest gradient norm; 0 is no clipping")
@@ -179,7 +181,7 @@ class LogConfig(Section):
     """What a run tells."""
 
     every: PositiveInt = Field(1, description="steps between lines of metrics.jsonl")
-    per_source: bool = Field(False, description="validation loss of each dataset of a blend, too")
+    per_source: bool = Field(False, description="loss of each dataset of a blend, too, in training and validation")
     trackers: list[Literal["csv", "tensorboard", "wandb"]] = Field(
         [], description="services that follow the run, beside metrics.jsonl"
     )

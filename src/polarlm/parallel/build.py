@@ -5,6 +5,7 @@ from torch import nn
 
 from polarlm.config import RunConfig, Stage, pipeline_stages
 from polarlm.model import Transformer, draw
+from polarlm.parallel.compile import compile_blocks
 from polarlm.parallel.context import share_sequences
 from polarlm.parallel.mesh import Mesh
 from polarlm.parallel.pipeline import cut
@@ -29,10 +30,13 @@ def _build(config: RunConfig, stage: Stage, mesh: Mesh) -> Transformer:
         model = Transformer(config.model)
     cut(model, stage)
     if mesh.size("context") > 1:
-        share_sequences(model, config.parallel.context_method, mesh.tokens["context"].get_group())
+        is_plain = config.train.attention == "math"
+        share_sequences(model, config.parallel.context_method, mesh.tokens["context"].get_group(), is_plain)
     if mesh.size("tensor") > 1:
         share_matrices(model, mesh.weights["tensor"])
     recompute(model.blocks, config.train)
+    if config.train.compile:
+        compile_blocks(model.blocks.values(), mesh.world.device)
     shard(model, model.blocks.values(), config.parallel, mesh)
     offloads = config.parallel.offload == "parameters"
     model.to_empty(device="cpu" if offloads else mesh.world.device.torch)

@@ -1,23 +1,20 @@
 """A run's model on its mesh, as the training step sees it: no axis shows through."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from polarlm.config import RunConfig
 from polarlm.model import IGNORED
 from polarlm.parallel.build import build_stages
 from polarlm.parallel.context import take_share
+from polarlm.parallel.kernels import attention_kernel, require_kernel
 from polarlm.parallel.mesh import Mesh
 from polarlm.parallel.pipeline import Arrays, Pipeline, join
 from polarlm.parallel.shard import clip_gradients, communicate_after
 from polarlm.parallel.world import World
-
-_FUSED = [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
-_KERNELS = {"auto": [*_FUSED, SDPBackend.MATH], "flash": _FUSED, "math": [SDPBackend.MATH]}
 
 
 class Engine:
@@ -30,6 +27,7 @@ class Engine:
     """
 
     def __init__(self, config: RunConfig, world: World) -> None:
+        require_kernel(config, world.device)
         self.world = world
         self.mesh = Mesh(config.parallel, world)
         stages = build_stages(config, self.mesh)
@@ -60,23 +58,27 @@ class Engine:
 
     def forward_backward(self, microbatches: Sequence[Arrays], trained: float) -> float:
         """Add up the gradients of a step's microbatches, each loss divided by `trained`; return all ranks' loss sum."""
-        batches = (self._on_device(batch) for batch in microbatches)
         with self._attention_kernel():  # in backward too, for what is computed again there
             if self._pipeline is None:
-                loss_sum = self._one_after_another(batches, len(microbatches), trained)
+                loss_sum = self._one_after_another(microbatches, trained)
             else:
-                loss_sum = self._pipeline.forward_backward(list(batches), trained)
+                loss_sum = self._pipeline.forward_backward([self._on_device(batch) for batch in microbatches], trained)
         (total,) = self.sum(loss_sum.item())
         return total
 
-    def _one_after_another(self, batches: Iterator[Arrays], count: int, trained: float) -> Tensor:
+    def _one_after_another(self, microbatches: Sequence[Arrays], trained: float) -> Tensor:
         loss_sum = torch.zeros((), device=self.world.device.torch)
-        for number, batch in enumerate(batches, start=1):
-            communicate_after(self.model, number == count, self._zero_stage)
-            loss = self.model(*batch)
+        for number, batch in enumerate(microbatches, start=1):
+            communicate_after(self.model, number == len(microbatches), self._zero_stage)
+            loss = self.loss(batch)
             (loss / max(trained, 1)).backward()
             loss_sum += loss.detach()
         return loss_sum
+
+    def loss(self, batch: Arrays) -> Tensor:
+        """The summed token loss of a batch of this rank's, fp32 scalar in nats; without a pipeline."""
+        with self._attention_kernel():
+            return self.model(*self._on_device(batch))
 
     def _on_device(self, batch: Arrays) -> Arrays:
         device = self.world.device.torch
@@ -99,9 +101,8 @@ class Engine:
     def evaluate(self, batch: Arrays) -> float:
         """This rank's part of a batch's summed token loss, without training anything."""
         self.model.eval()
-        arrays = self._on_device(batch)
         with self._attention_kernel():
-            loss = self.model(*arrays) if self._pipeline is None else self._pipeline.evaluate(arrays)
+            loss = self.loss(batch) if self._pipeline is None else self._pipeline.evaluate(self._on_device(batch))
         self.model.train()
         return loss.item()
 
@@ -110,4 +111,4 @@ class Engine:
         return clip_gradients(self.model, largest_norm, self.mesh)
 
     def _attention_kernel(self) -> AbstractContextManager:
-        return sdpa_kernel(_KERNELS[self._attention])
+        return attention_kernel(self._attention)

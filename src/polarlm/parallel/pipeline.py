@@ -6,6 +6,7 @@ activations; `interleaved1f1b` and `loopedbfs` (2211.05953), with several stages
 weights' gradients. Between two stages travel one microbatch's hidden states [B, S, H], and their gradients back.
 """
 
+import logging
 from collections.abc import Sequence
 
 import torch
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.distributed.pipelining._backward import stage_backward
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_schedule_class
 from torch.distributed.tensor import DTensor
 
@@ -20,6 +22,8 @@ from polarlm.config import SPLIT_BACKWARD, RunConfig, Stage, pipeline_stages
 from polarlm.model import Transformer
 from polarlm.parallel.mesh import Mesh
 from polarlm.parallel.shard import lets_go_between_passes
+
+_log = logging.getLogger("polarlm.parallel")
 
 # A microbatch: (tokens, positions, document ids or None, targets), each [B, S].
 Arrays = tuple[Tensor, Tensor, Tensor | None, Tensor]
@@ -58,6 +62,10 @@ class Pipeline:
 
     def __init__(self, config: RunConfig, mesh: Mesh, stages: dict[int, Transformer]) -> None:
         parallel, train = config.parallel, config.train
+        if parallel.zero_stage == 3 and not lets_go_between_passes(parallel):
+            _log.warning(
+                "parallel.zero_stage: under %s parameters stay gathered through a step", parallel.pipeline_schedule
+            )
         self._mesh, self._stages, self._parallel = mesh, stages, parallel
         self._group = mesh.tokens.get_group("pipeline")
         self._rank_of = [stage.rank for stage in pipeline_stages(config)]
@@ -193,8 +201,6 @@ class _Stage(PipelineStage):
         """See torch; this one lets each full backward pass reduce its gradients, where the ZeRO stage says so."""
         if not self._reduces_each or not isinstance(self.submod, FSDPModule):
             return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
-        from torch.distributed.pipelining._backward import stage_backward
-
         assert backward_type == "full"
         self.submod.set_is_last_backward(True)
         self.submod.set_requires_gradient_sync(True)

@@ -1,4 +1,4 @@
-"""Arithmetic on a run: parameters, FLOPs, device peaks. No torch; the one place for every such formula."""
+"""Arithmetic on a run: parameters, FLOPs, traffic, device peaks. No torch; the one place for every such formula."""
 
 from polarlm.plan.devices import DEVICE_PEAKS, DevicePeak, device_peak
 from polarlm.plan.flops import (
@@ -10,10 +10,12 @@ from polarlm.plan.flops import (
     model_flops,
 )
 from polarlm.plan.parameters import count_parameters
+from polarlm.plan.traffic import Traffic, step_traffic
 
 __all__ = [
     "DEVICE_PEAKS",
     "DevicePeak",
+    "Traffic",
     "attention_score_flops",
     "block_forward_flops",
     "count_parameters",
@@ -22,4 +24,5 @@ __all__ = [
     "head_forward_flops",
     "megatron_tflops_per_device",
     "model_flops",
+    "step_traffic",
 ]
