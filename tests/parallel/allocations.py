@@ -25,15 +25,23 @@ class Allocations(TorchDispatchMode):
         if DTensor in types:
             return NotImplemented  # so that it is taken apart into operations on local tensors, which come here
         output = operation(*args, **(kwargs or {}))
-        for tensor in tree_leaves(output):
-            if isinstance(tensor, torch.Tensor) and not isinstance(tensor, FakeTensor) and not tensor.is_meta:
-                storage = tensor.untyped_storage()
-                self._storages[storage._cdata] = weakref.ref(storage)
-        self.peak = max(self.peak, self.bytes_alive())
+        storages = [tensor.untyped_storage() for tensor in tree_leaves(output) if _is_real(tensor)]
+        new = {storage._cdata: weakref.ref(storage) for storage in storages if not self._knows(storage)}
+        self._storages |= new
+        if new or output is None:  # what returns nothing may fill a storage that was made larger
+            self.peak = max(self.peak, self.bytes_alive())
         return output
+
+    def _knows(self, storage):
+        reference = self._storages.get(storage._cdata)
+        return reference is not None and reference() is not None
 
     def bytes_alive(self):
         """Bytes that live now; a storage may have been made larger, or emptied, since it was made."""
         alive = {key: storage for key, reference in self._storages.items() if (storage := reference()) is not None}
         self._storages = {key: self._storages[key] for key in alive}
         return sum(storage.nbytes() for storage in alive.values())
+
+
+def _is_real(tensor):
+    return isinstance(tensor, torch.Tensor) and not isinstance(tensor, FakeTensor) and not tensor.is_meta
