@@ -63,6 +63,18 @@ def test_the_end_of_documents_can_be_left_out(here, capsys):
     assert 256 not in IndexedDataset("text").read(0, 10**6)
 
 
+def test_every_byte_can_be_checked(here, capsys):
+    polarlm("data prepare a.jsonl --tokenizer bytes --output text --workers 1")
+    capsys.readouterr()
+    assert polarlm("data check text") == 0
+    assert capsys.readouterr().out == f"text: 100 documents, {IndexedDataset('text').tokens:,} tokens, " + (
+        "every byte as it was prepared\n"
+    )
+    (here / "text.bin").write_bytes(bytes((here / "text.bin").stat().st_size))
+    assert polarlm("data check text") == 2
+    assert capsys.readouterr().err.startswith("error: text.bin: is not the file that text.json describes")
+
+
 def test_compressors_get_the_documents_of_their_part(here, capsys):
     polarlm("data prepare a.jsonl --tokenizer bytes --output text --workers 1")
     capsys.readouterr()

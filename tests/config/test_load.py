@@ -113,7 +113,39 @@ WRONG = {  # what the user gives -> words that the message must hold
         ["parallel.context", "64", "6"],
     ),
     "world is no multiple": (["--parallel.tensor", "4"], ["parallel.ranks", "2", "tensor 4", "nearest allowed: 4"]),
-    "not available": (["--parallel.pipeline", "2"], ["parallel.pipeline", "not available yet"]),
+    "not available": (["--train.precision", "fp16"], ["train.precision", "not available yet"]),
+    "more stages than layers": (
+        ["--parallel.pipeline", "4", "--parallel.ranks", "4", "--parallel.pipeline-schedule", "ZBVZeroBubble"],
+        ["parallel.pipeline", "8 stages", "layers 4"],
+    ),
+    "a split of other layers": (
+        ["--parallel.pipeline", "2", "--parallel.pipeline-split", "1", "2"],
+        ["parallel.pipeline_split", "2 stages of 3 layers", "2 stages", "layers 4"],
+    ),
+    "a schedule of two stages a rank": (
+        ["--parallel.pipeline", "2", "--parallel.pipeline-schedule", "dualpipev", "--train.global-batch-size", "4"],
+        ["train.gradient_accumulation_steps", "dualpipev", "at least 4", "gives 2"],
+    ),
+    "microbatches that make no rounds": (
+        [
+            "--parallel.pipeline",
+            "2",
+            "--parallel.pipeline-schedule",
+            "interleaved1f1b",
+            "--train.global-batch-size",
+            "10",
+        ],
+        ["train.gradient_accumulation_steps", "multiple of parallel.pipeline 2", "4 or 6", "gives 5"],
+    ),
+    "an unknown schedule": (["--parallel.pipeline-schedule", "zigzag"], ["parallel.pipeline_schedule", "1f1b"]),
+    "ring has no fused kernel for masked documents": (
+        ["--parallel.context", "2", "--train.attention", "flash", "--data.mask-documents"],
+        ["train.attention", "data.mask_documents", "ulysses"],
+    ),
+    "compiled tensor": (
+        ["--parallel.tensor", "2", "--train.compile"],
+        ["--train.compile", "2 tensor-parallel ranks", "parallel.tensor 1, or train.compile false"],
+    ),
     "ulysses needs heads": (
         [
             "--parallel.context-method",
@@ -134,6 +166,18 @@ WRONG = {  # what the user gives -> words that the message must hold
     "ring drops no attention": (["--parallel.context", "2", "--model.dropout", "0.1"], ["model.dropout", "ulysses"]),
     "no such stage": (["--parallel.zero-stage", "4"], ["parallel.zero_stage", "4"]),
     "group that does not divide": (["--parallel.hybrid", "3"], ["parallel.hybrid", "2", "3", "nearest allowed: 2"]),
+    "muon in host memory": (
+        ["--parallel.offload", "optimizer", "--train.optimizer.name", "muon"],
+        ["parallel.offload", "muon", "adamw"],
+    ),
+    "selective in two parts": (
+        ["--parallel.pipeline", "2", "--parallel.pipeline-schedule", "zbvzerobubble", "--train.recompute", "selective"],
+        ["train.recompute", "zbvzerobubble", "selective", "use full"],
+    ),
+    "recomputes nothing": (
+        ["--train.recompute-every", "5"],
+        ["train.recompute_every", "5", "layers 4", "nearest allowed: 4"],
+    ),
     "both lengths": (["--train.tokens", "5"], ["train.tokens", "train.steps"]),
     "warm-up longer than the run": (["--train.schedule.warmup-steps", "11"], ["warmup_steps", "11", "10"]),
     "value for a section": (["--train", "5"], ["train"]),
@@ -201,9 +245,8 @@ def test_the_decks_variables(load):
 
 def test_a_resumed_run_keeps_what_decides_its_result(load):
     before = load().config
-    check_same_run(
-        before, load("--train.steps", "20", "--parallel.ranks", "1", "--train.global-batch-size", "4").config
-    )
+    changed = "--train.steps 20 --parallel.ranks 1 --train.global-batch-size 4 --train.recompute full"
+    check_same_run(before, load(*changed.split()).config)
     for flags, field in (
         (["--model.layers", "2"], "model.layers: 4 in the run, 2 now"),
         (["--seed", "1"], "seed: 1234 in the run, 1 now"),

@@ -1,6 +1,9 @@
 """The files against a reader and a writer of a few lines each, written from the format's description alone."""
 
 import mmap
+import os
+import resource
+import signal
 import struct
 import tracemalloc
 from pathlib import Path
@@ -162,6 +165,37 @@ def test_a_writer_that_fails_leaves_what_was_there(tmp_path):
     with pytest.raises(KeyError):
         write(tmp_path / "data", documents())
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("name", ["data", "with [brackets]*"])
+def test_what_killed_writers_left_is_removed_and_what_others_write_is_not(tmp_path, name):
+    for left in (".bin.77.partial", ".idx.77.partial", ".json.77.partial"):
+        (tmp_path / f".{name}{left}").write_bytes(b"cut")
+    (tmp_path / f".other{name}.bin.77.partial").write_bytes(b"of another output")
+    with IndexedWriter(tmp_path / name, np.uint16) as first:
+        mine = tmp_path / f".{name}.bin.{os.getpid()}.partial"
+        living = mine.rename(tmp_path / f".{name}.bin.78.partial")  # as if another process wrote it
+        write(tmp_path / name, [[1, 2]])
+        assert sorted(path.name for path in tmp_path.glob(".*")) == sorted(
+            [living.name, f".other{name}.bin.77.partial"]
+        )
+        living.rename(mine)
+        first.add_document(np.array([3]))
+    assert IndexedDataset(tmp_path / name)[0].tolist() == [3]
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path):
+    """The disk is a limit on the size of files."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        with pytest.raises(UserError, match=r"data: cannot be written \(.*File too large"):
+            write(tmp_path / "data", [[1] * 1000] * 1000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_new_files_do_not_keep_an_old_manifest(tmp_path):

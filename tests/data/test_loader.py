@@ -23,6 +23,9 @@ class Numbered:
     def id_at(self, position):
         return position
 
+    def source_of(self, sample):
+        return sample % 2
+
     def tokens_of(self, sample):
         self.read.append(sample)
         return np.full(4, sample)
@@ -52,6 +55,10 @@ def steps_of(samples, count, *, batch=2, micro=1, rank=0, ranks=1, start=0, pref
             [int(row[0]) for micro in step for row in micro.tokens]
             for step, _ in zip(loader, range(count), strict=False)
         ]
+
+
+def test_a_batch_says_which_dataset_each_sample_is_of():
+    assert batch_of(Numbered(), [4, 7, 5]).sources.tolist() == [0, 1, 1]
 
 
 @pytest.mark.parametrize("done", range(1, 15))

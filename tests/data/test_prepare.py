@@ -128,7 +128,8 @@ def test_the_manifest_describes_what_lies_there(tmp_path):
     assert (manifest["documents"], manifest["tokens"], manifest["bytes"]) == (2, 6, 4)
     for name in ("out.bin", "out.idx"):
         content = (tmp_path / name).read_bytes()
-        assert manifest["files"][name] == {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        digest = hashlib.sha256(content).hexdigest()  # a small file's sample is all of it
+        assert manifest["files"][name] == {"size": len(content), "sha256": digest, "sample_sha256": digest}
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -174,27 +175,37 @@ def wait_for(what, seconds: float = 20.0):
     return pytest.fail("waited in vain")
 
 
-def test_a_killed_preparation_leaves_nothing_that_looks_whole_and_no_worker(tmp_path):
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_preparation_that_is_ended_leaves_nothing_that_looks_whole_and_no_worker(tmp_path, how):
     inputs = write_lines(tmp_path / "a.jsonl", ["some text " * 1000] * 6000)
-    process = start_preparing(inputs, tmp_path / "out", workers=2)
+    process = start_preparing(inputs, tmp_path / "out", workers=3)
     wait_for(lambda: [file for file in tmp_path.glob(".out.bin*") if file.stat().st_size])
-    process.kill()
-    process.wait()
+    assert len(workers_of(process.pid)) == 3
+    # Ctrl-C reaches every process in front of the terminal, the others the one they are sent to.
+    (os.killpg if how == signal.SIGINT else os.kill)(process.pid, how)
+    _, message = process.communicate(timeout=20)
+    assert process.returncode == (130 if how == signal.SIGINT else -how)
+    assert b"Traceback" not in message
     with pytest.raises(UserError, match="is not there"):
         IndexedDataset(tmp_path / "out")
     assert not list(tmp_path.glob("out*"))
     wait_for(lambda: not group_is_alive(process.pid))
-    process.stderr.close()
+    left = [file.name for file in tmp_path.iterdir() if file.name != "a.jsonl"]
+    assert left == ([] if how == signal.SIGINT else [f".out.bin.{process.pid}.partial"])
+    prepare(write_lines(tmp_path / "a.jsonl", ["ab"]), "bytes", tmp_path / "out")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["a.jsonl", "out.bin", "out.idx", "out.json"]
 
 
-def test_a_killed_worker_is_one_line_and_leaves_nothing(tmp_path):
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_a_killed_worker_is_one_line_and_leaves_nothing(tmp_path, how):
     inputs = write_lines(tmp_path / "a.jsonl", ["some text " * 1000] * 6000)
     process = start_preparing(inputs, tmp_path / "out", workers=2)
-    os.kill(wait_for(lambda: workers_of(process.pid))[0], signal.SIGKILL)
+    os.kill(wait_for(lambda: workers_of(process.pid))[0], how)
     _, message = process.communicate(timeout=20)
     assert message == b"error: a worker ended early, killed perhaps for want of memory; use fewer --workers\n"
     assert process.returncode == 2
     assert [file.name for file in tmp_path.iterdir()] == ["a.jsonl"]
+    wait_for(lambda: not group_is_alive(process.pid))
 
 
 def workers_of(parent: int) -> list[int]:

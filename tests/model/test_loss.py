@@ -37,6 +37,21 @@ def test_sum_and_gradients_are_the_plain_ones(inputs, chunk_logits, monkeypatch)
         assert (got - expected).norm() <= 1e-6 * expected.norm()
 
 
+@pytest.mark.parametrize("chunk_logits", [1, 1 << 20])
+def test_rows_are_kept_where_they_are_asked_for_and_in_training_only(inputs, chunk_logits, monkeypatch):
+    monkeypatch.setattr(loss, "_CHUNK_LOGITS", chunk_logits)
+    hidden, weight, targets = inputs
+    module, plain = CrossEntropy(), _run(CrossEntropy(), *inputs)
+    module.rows = []
+    for got, expected in zip(_run(module, *inputs), plain, strict=True):
+        assert torch.equal(got, expected)
+    module.eval()(*inputs)
+    (rows,) = module.rows
+    alone = [_plain(hidden[row : row + 1], weight, targets[row : row + 1]).item() for row in range(3)]
+    assert rows[:, 0].tolist() == pytest.approx(alone, rel=1e-6)
+    assert rows[:, 1].tolist() == [110, 170, 100]
+
+
 def test_under_autocast_the_products_are_bf16_and_the_gradients_fp32(inputs):
     got, expected = _run(CrossEntropy(), *inputs, autocast=True), _run(_plain, *inputs, autocast=True)
     assert [x.dtype for x in got] == [torch.float32] * 3

@@ -11,7 +11,7 @@ A checkpoint is a folder `step-N`:
 `folders` which ones there are and which to keep; `store` saves and loads a run's, and `load` hands out weights alone.
 """
 
-from polarlm.checkpoint.load import load_model, load_weights
+from polarlm.checkpoint.load import check_weights, load_model, load_weights
 from polarlm.checkpoint.store import Checkpoints
 
-__all__ = ["Checkpoints", "load_model", "load_weights"]
+__all__ = ["Checkpoints", "check_weights", "load_model", "load_weights"]

@@ -25,6 +25,11 @@ def partial_folder(folder: Path, step: int) -> Path:
     return folder / f".step-{step}.partial"
 
 
+def steps(folder: Path) -> list[int]:
+    """Steps that have a checkpoint here, in order, complete or not."""
+    return sorted(step for step, _ in _find(folder, r"step-(\d+)"))
+
+
 def newest_complete(folder: Path) -> int | None:
     """The highest step whose checkpoint is whole to the last byte; a warning tells of each one passed over."""
     # A partial one of the same step is the later of the two.

@@ -3,6 +3,7 @@
 Any optimizer will do that keeps its state by parameter in `optimizer.state`, as PyTorch's own do.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,31 +13,30 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from polarlm.checkpoint.tensors import list_tensors, read_tensors
-from polarlm.checkpoint.weights import listed, weights_of
+from polarlm.checkpoint.weights import gather_named, listed, names_of
 from polarlm.config import UserError
 
 
 def take_optimizer(optimizer: Optimizer, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The state as it is saved: its arrays, named `<parameter>.<key>`, and a record for JSON.
+    """The state as it is saved: this rank's arrays, named `<parameter>.<key>`, and a record for JSON; every rank calls.
 
-    The record holds `scalars`, the state's single numbers by parameter and key, and `groups`, the parameters and the
-    numbers (learning rate, betas, ...) of each. A group's switches, such as `fused`, belong to the machine and stay.
+    The record is of all ranks together. It holds `scalars`, the state's single numbers by parameter and key, and
+    `groups`, the parameters and the numbers (learning rate, betas, ...) of each. A group's switches, such as `fused`,
+    belong to the machine and stay.
     """
-    names = {tensor: name for name, tensor in weights_of(model).items()}
+    names = names_of(model)
     arrays: dict[str, Tensor] = {}
     scalars: dict[str, dict[str, Any]] = {}
     for parameter, state in optimizer.state.items():
         name = names[parameter]
         arrays |= {f"{name}.{key}": value for key, value in state.items() if _is_array(value)}
         scalars[name] = {key: _to_json(value) for key, value in state.items() if not _is_array(value)}
-    groups = [
-        {
-            "parameters": [names[parameter] for parameter in group["params"]],
-            "numbers": {key: value for key, value in group.items() if _is_number(value)},
-        }
+    numbers = {
+        names[parameter]: {key: value for key, value in group.items() if _is_number(value)}
         for group in optimizer.param_groups
-    ]
-    return arrays, {"scalars": scalars, "groups": groups}
+        for parameter in group["params"]
+    }
+    return arrays, {"scalars": gather_named(scalars), "groups": _groups_alike(gather_named(numbers))}
 
 
 def fill_optimizer(optimizer: Optimizer, model: nn.Module, folder: Path, record: Mapping[str, Any]) -> None:
@@ -49,35 +49,54 @@ def fill_optimizer(optimizer: Optimizer, model: nn.Module, folder: Path, record:
     Raises:
         UserError: the optimizer has parameters that the saved one had not, or lacks some.
     """
-    names = {tensor: name for name, tensor in weights_of(model).items()}
+    names = names_of(model)
     numbers = {name: group["numbers"] for group in record["groups"] for name in group["parameters"]}
-    parameters = {names[parameter]: parameter for group in optimizer.param_groups for parameter in group["params"]}
-    if differing := sorted(numbers.keys() ^ parameters.keys()):
+    parameters: dict[str, list[Tensor]] = defaultdict(list)
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameters[names[parameter]].append(parameter)
+    if differing := sorted(numbers.keys() ^ gather_named(dict.fromkeys(parameters)).keys()):
         raise UserError(
             f"{folder}: saved while other parameters were trained ({listed(differing)}); train the same ones"
         )
 
-    arrays = _empty_arrays(parameters, folder)
+    # An optimizer that keeps its state elsewhere than beside the parameters has copies of them there.
+    homes = getattr(optimizer, "host_copies", {})
+    arrays = _empty_arrays({name: homes.get(alike[0], alike[0]) for name, alike in parameters.items()}, folder)
     read_tensors(arrays, folder)
     optimizer.state.clear()
     for full_name, array in arrays.items():
         name, _, key = full_name.rpartition(".")
-        optimizer.state[parameters[name]][key] = array
+        for parameter in parameters[name]:
+            optimizer.state[parameter][key] = array if parameter is parameters[name][0] else array.clone()
     for group in optimizer.param_groups:
         on_device = group.get("fused") or group.get("capturable")
         for parameter in group["params"]:
-            device = parameter.device if on_device else torch.device("cpu")
+            device = homes.get(parameter, parameter).device if on_device else torch.device("cpu")
             for key, value in record["scalars"].get(names[parameter], {}).items():
                 optimizer.state[parameter][key] = _from_json(value, device)
             group.update({key: _from_json(value) for key, value in numbers[names[parameter]].items()})
 
 
+def _groups_alike(numbers: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Parameters that have the same numbers, together."""
+    groups: list[dict[str, Any]] = []
+    for name, own in numbers.items():
+        group = next((group for group in groups if group["numbers"] == own), None)
+        if group is None:
+            groups.append({"parameters": [name], "numbers": own})
+        else:
+            group["parameters"].append(name)
+    return groups
+
+
 def _empty_arrays(parameters: Mapping[str, Tensor], folder: Path) -> dict[str, Tensor]:
-    """Room for every array in `folder`, laid out over the mesh as the optimizer would have made it."""
+    """Room for each array in `folder` of these parameters, laid out over the mesh as the optimizer would have it."""
     arrays = {}
     for full_name, stored in list_tensors(folder).items():
-        parameter = parameters[full_name.rpartition(".")[0]].detach()
-        arrays[full_name] = parameter.new_empty(stored.shape, dtype=stored.dtype)
+        parameter = parameters.get(full_name.rpartition(".")[0])
+        if parameter is not None:
+            arrays[full_name] = parameter.detach().new_empty(stored.shape, dtype=stored.dtype)
     return arrays
 
 

@@ -1,8 +1,11 @@
 """A model's weights under names that no layout changes."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from polarlm.checkpoint.tensors import list_tensors, read_tensors
@@ -11,13 +14,26 @@ from polarlm.config import UserError
 _LISTED = 10  # names of one kind in a message
 
 
-def weights_of(model: nn.Module) -> dict[str, Tensor]:
-    """The model's own tensors by name; one that several modules share, such as a tied head, under its first name."""
+def names_of(model: nn.Module) -> dict[Tensor, str]:
+    """The name that each of the model's own tensors is saved under, the same on every layout.
+
+    What several modules share, such as a tied head, is one tensor with its first name; a pipeline stage's copy of
+    another's parameter goes by that one's name.
+    """
+    copies = getattr(model, "copies", {})
     # Asked for its state, a sharded model first puts back the parts that a forward pass has gathered.
     names: dict[Tensor, str] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
-        names.setdefault(tensor, name)
-    return {name: tensor for tensor, name in names.items()}
+        names.setdefault(tensor, copies.get(name, name))
+    return names
+
+
+def weights_of(model: nn.Module) -> dict[str, Tensor]:
+    """The model's own tensors on this rank by name; of two alike, the first."""
+    weights: dict[str, Tensor] = {}
+    for tensor, name in names_of(model).items():
+        weights.setdefault(name, tensor)
+    return weights
 
 
 def fill_weights(model: nn.Module, folder: Path, alone: bool = False) -> None:
@@ -26,14 +42,30 @@ def fill_weights(model: nn.Module, folder: Path, alone: bool = False) -> None:
     Raises:
         UserError: names that are missing there, that the model lacks, or of another shape; then nothing is filled.
     """
-    weights, stored = weights_of(model), list_tensors(folder)
+    weights = weights_of(model)
+    check_names(weights, folder, alone)
+    read_tensors(weights, folder, alone)
+    with torch.no_grad():
+        for tensor, name in names_of(model).items():
+            if tensor is not weights[name]:
+                tensor.copy_(weights[name])
+
+
+def check_names(weights: Mapping[str, Tensor], folder: Path, alone: bool = False) -> None:
+    """Compare names and shapes, all ranks' together, with those in a folder of shards.
+
+    Raises:
+        UserError: names that are missing there, that the model lacks, or of another shape.
+    """
+    stored = list_tensors(folder)
+    shapes = gather_named({name: tensor.shape for name, tensor in weights.items()}, alone)
     faults = {
-        "missing": [name for name in weights if name not in stored],
-        "not in the model": [name for name in stored if name not in weights],
+        "missing": [name for name in shapes if name not in stored],
+        "not in the model": [name for name in stored if name not in shapes],
         "of another shape": [
-            f"{name} ({_times(stored[name].shape)}, in the model {_times(tensor.shape)})"
-            for name, tensor in weights.items()
-            if name in stored and stored[name].shape != tensor.shape
+            f"{name} ({_times(stored[name].shape)}, in the model {_times(shape)})"
+            for name, shape in shapes.items()
+            if name in stored and stored[name].shape != shape
         ],
     }
     if any(faults.values()):
@@ -41,7 +73,15 @@ def fill_weights(model: nn.Module, folder: Path, alone: bool = False) -> None:
         raise UserError(
             f"{folder}: the weights of another model ({lists}); set `model` to the one they were trained as"
         )
-    read_tensors(weights, folder, alone)
+
+
+def gather_named(mine: Mapping[str, Any], alone: bool = False) -> dict[str, Any]:
+    """What each rank has by name, of all ranks together: with a pipeline none has everything."""
+    if alone or not dist.is_initialized():
+        return dict(mine)
+    everyones: list[Mapping[str, Any]] = [{}] * dist.get_world_size()
+    dist.all_gather_object(everyones, dict(mine))
+    return {name: value for each in everyones for name, value in each.items()}
 
 
 def listed(names: Sequence[str]) -> str:

@@ -2,10 +2,12 @@
 
 polarlm data prepare corpus/ --tokenizer data/tokenizer --output data/text
 polarlm data inspect data/text
+polarlm data check data/text                       that every byte is as it was prepared
 polarlm data compress data/text                    what gzip and xz make of its validation documents
 """
 
 import argparse
+import math
 import os
 import sys
 import time
@@ -22,7 +24,7 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verbs."""
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="prepare | merge | inspect | compress")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="prepare | merge | inspect | check | compress")
 
     prepare = verbs.add_parser("prepare", help="text to PREFIX.bin, PREFIX.idx and PREFIX.json")
     prepare.add_argument("inputs", nargs="+", metavar="INPUT", help="a folder, .txt .md .py .rst .jsonl, or `stdlib`")
@@ -41,8 +43,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     inspect = verbs.add_parser("inspect", help="statistics, and the first documents as text")
     inspect.add_argument("prefix", metavar="PREFIX")
-    inspect.add_argument("--documents", type=int, default=3, metavar="N", help="documents to show (3)")
+    inspect.add_argument("--documents", type=_whole, default=3, metavar="N", help="documents to show (3)")
     inspect.add_argument("--tokenizer", help="by default the one it was prepared with")
+
+    check = verbs.add_parser("check", help="compare every byte with the manifest's digests")
+    check.add_argument("prefixes", nargs="+", metavar="PREFIX")
 
     compress = verbs.add_parser("compress", help="what gzip -9 and xz -9 make of a part: the numbers to beat")
     compress.add_argument("prefix", metavar="PREFIX")
@@ -54,14 +59,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Do what the verb says."""
-    {"prepare": _prepare, "merge": _merge, "inspect": _inspect, "compress": _compress}[arguments.verb](arguments)
+    verbs = {"prepare": _prepare, "merge": _merge, "inspect": _inspect, "check": _check, "compress": _compress}
+    verbs[arguments.verb](arguments)
 
 
 def _at_least_one(text: str) -> int:
-    number = int(text)
+    number = _whole(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} is less than 1")
     return number
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0")
+    return int(text)
 
 
 def _prepare(arguments: argparse.Namespace) -> None:
@@ -150,13 +162,22 @@ def _inspect(arguments: argparse.Namespace) -> None:
         print(f"\ndocument {number} ({len(ids):,} tokens):\n{text}{more}")
 
 
+def _check(arguments: argparse.Namespace) -> None:
+    from polarlm.data import IndexedDataset, compare_whole
+
+    for prefix in arguments.prefixes:
+        dataset = IndexedDataset(prefix)
+        compare_whole(prefix, dataset.manifest)
+        print(f"{prefix}: {dataset.documents:,} documents, {dataset.tokens:,} tokens, every byte as it was prepared")
+
+
 def _compress(arguments: argparse.Namespace) -> None:
     from polarlm.config import UserError
     from polarlm.data import IndexedDataset, compressed_bits_per_byte, split_documents
 
     try:
         proportions = [float(share) for share in arguments.split.split(",")]
-        if len(proportions) != 3 or min(proportions) < 0 or not sum(proportions) > 0:
+        if len(proportions) != 3 or min(proportions) < 0 or not 0 < sum(proportions) < math.inf:
             raise ValueError
     except ValueError:
         raise UserError(f"--split {arguments.split}: is three proportions, such as 969,30,1") from None

@@ -30,11 +30,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Check everything, start the ranks, and at the end draw and sum up what they did."""
     from polarlm.config import UserError, dump_run, load_run
-    from polarlm.launch import local_devices, rank_from, run_local
+    from polarlm.launch import check_environment, local_devices, rank_from, run_local
 
     if rank_from(os.environ):
         raise UserError("RANK: another launcher has started this process, but PolarLM starts its own ranks; unset RANK")
     is_folder = arguments.run is not None and arguments.run.is_dir()
+    if is_folder and not (arguments.run / "config.yaml").exists():
+        raise UserError(f"{arguments.run}: no config.yaml there, so this is not a run folder; give one, or a run file")
     loaded = load_run(
         arguments.run / "config.yaml" if is_folder else arguments.run,
         environment=os.environ,
@@ -48,7 +50,10 @@ def run(arguments: argparse.Namespace) -> int:
         print(dump_run(config), end="")
         return 0
 
+    check_environment(os.environ)
     folder = (arguments.run if is_folder else _find_run(config)) if arguments.resume else None
+    if folder is None and config.train.init_from:
+        _check_weights(config)
     folder = _prepare_folder(config, folder)
     print(f"{folder}: {_introduce(config)}", flush=True)
     code = run_local(
@@ -72,6 +77,16 @@ def _complete(config: "RunConfig") -> "RunConfig":
     return config.model_copy(update={"name": config.name or default_name(config)})
 
 
+def _check_weights(config: "RunConfig") -> None:
+    from polarlm.checkpoint import check_weights
+    from polarlm.config import UserError
+
+    try:
+        check_weights(Path(config.train.init_from), config.model)
+    except UserError as error:
+        raise UserError(f"train.init_from: {error}") from None
+
+
 def _find_run(config: "RunConfig") -> Path | None:
     """The newest run of this name, or None where it has not begun."""
     from polarlm.config import load_run_folder
@@ -89,12 +104,17 @@ def _prepare_folder(config: "RunConfig", existing: Path | None) -> Path:
     Raises:
         UserError: the run to go on with is not this one.
     """
-    from polarlm.config import check_same_run, dump_run, load_run_folder
+    from polarlm.config import UserError, check_same_run, dump_run, load_run_folder
     from polarlm.data import load_tokenizer
     from polarlm.launch import run_folder
 
     if existing is None:
-        folder = run_folder.create(_RUNS, config.name)
+        try:
+            folder = run_folder.create(_RUNS, config.name)
+        except OSError as error:
+            raise UserError(
+                f"{_RUNS / config.name}: cannot be made ({error.strerror}); choose another name or place"
+            ) from None
         load_tokenizer(config.data.tokenizer).save(folder / "tokenizer")
     else:
         folder = existing

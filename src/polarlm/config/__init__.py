@@ -28,9 +28,11 @@ from polarlm.config.run import (
     ScheduleConfig,
     TrainConfig,
 )
+from polarlm.config.stages import SPLIT_BACKWARD, Stage, pipeline_stages
 
 __all__ = [
     "PRESETS",
+    "SPLIT_BACKWARD",
     "CheckpointConfig",
     "DataConfig",
     "LoadedRun",
@@ -41,6 +43,7 @@ __all__ = [
     "RopeScaling",
     "RunConfig",
     "ScheduleConfig",
+    "Stage",
     "TrainConfig",
     "UserError",
     "check_preset",
@@ -51,5 +54,6 @@ __all__ = [
     "known_presets",
     "load_run",
     "load_run_folder",
+    "pipeline_stages",
     "with_tokenizer",
 ]

@@ -4,13 +4,11 @@ from typing import Any
 
 from polarlm.config.errors import UserError
 from polarlm.config.run import RunConfig
+from polarlm.config.stages import SPLIT_BACKWARD, V_SHAPED
 
 # What the engine can do today; the rest is refused by name, never ignored.
 _AVAILABLE: dict[str, tuple[Any, ...]] = {
-    "parallel.pipeline": (1,),
     "train.precision": ("fp32", "bf16"),
-    "train.recompute": ("none",),
-    "train.compile": (False,),
 }
 
 
@@ -32,6 +30,8 @@ def resolve_layout(config: RunConfig, devices: int) -> RunConfig:
         raise UserError("\n".join(faults))
     data_parallel = ranks // (parallel.tensor * parallel.pipeline * parallel.context)
     global_batch, accumulation = _batch(config, data_parallel)
+    if fault := _microbatch_faults(config, accumulation):
+        raise UserError(fault)
     _refuse_unavailable(config)
 
     train = config.train
@@ -45,6 +45,11 @@ def resolve_layout(config: RunConfig, devices: int) -> RunConfig:
         raise UserError(
             f"train.schedule.warmup_steps: {schedule.warmup_steps} is more than the run's {steps} steps "
             f"({train.tokens} tokens at {tokens_per_step} a step)"
+        )
+    if schedule.name == "wsd" and (schedule.decay_steps or 0) > steps - schedule.warmup_steps:
+        raise UserError(
+            f"train.schedule.decay_steps: {schedule.decay_steps} is more than the {steps - schedule.warmup_steps} "
+            f"steps after the warm-up (train.steps {steps}, warmup_steps {schedule.warmup_steps})"
         )
     open_fields = {
         "steps": steps,
@@ -81,6 +86,7 @@ def _layout_faults(config: RunConfig, ranks: int) -> list[str]:
     product = parallel.tensor * parallel.pipeline * parallel.context
     # Zig-zag ring attention gives each rank two chunks of the sequence, so that causal work is balanced.
     shards = parallel.context * (2 if parallel.context_method == "ring" and parallel.context > 1 else 1)
+    parts = 1 if parallel.pipeline_split else parallel.pipeline
     faults = []
     if ranks % product:
         faults.append(
@@ -92,7 +98,7 @@ def _layout_faults(config: RunConfig, ranks: int) -> list[str]:
         ("parallel.tensor", "model.heads", model.heads, "tensor", parallel.tensor),
         ("parallel.tensor", "model.ffn", model.ffn, "tensor", parallel.tensor),
         ("parallel.tensor", "train.seq_len", train.seq_len, "tensor", parallel.tensor),
-        ("parallel.pipeline", "model.layers", model.layers, "pipeline", parallel.pipeline),
+        ("parallel.pipeline", "model.layers", model.layers, "pipeline", parts),
         ("parallel.context", "train.seq_len", train.seq_len, "the sequence shards", shards),
     ):
         if whole % part:
@@ -100,7 +106,72 @@ def _layout_faults(config: RunConfig, ranks: int) -> list[str]:
             faults.append(
                 f"{field}: {whole_name} {whole} is not a multiple of {part_name} {part}; nearest allowed: {nearest}"
             )
-    return faults + _context_faults(config)
+    if train.recompute_every > model.layers:
+        faults.append(
+            f"train.recompute_every: {train.recompute_every} is more than model.layers {model.layers}; "
+            f"nearest allowed: {model.layers}"
+        )
+    if train.compile and parallel.tensor > 1:
+        faults.append(
+            f"train.compile: torch's compiler fails on matrices that {parallel.tensor} tensor-parallel ranks share; "
+            "use parallel.tensor 1, or train.compile false"
+        )
+    if parallel.offload == "optimizer" and train.optimizer.name != "adamw":
+        faults.append(
+            f"parallel.offload: optimizer is for train.optimizer.name adamw, not {train.optimizer.name}; "
+            "use parallel.offload parameters or none, or adamw"
+        )
+    return faults + _context_faults(config) + _pipeline_faults(config)
+
+
+def _pipeline_faults(config: RunConfig) -> list[str]:
+    """What a schedule asks of the stages."""
+    parallel, layers = config.parallel, config.model.layers
+    schedule, each, split = parallel.pipeline_schedule, parallel.pipeline_stages_per_rank, parallel.pipeline_split
+    if parallel.pipeline == 1:
+        return []
+    faults = []
+    if schedule in ("gpipe", "1f1b") and each not in (None, 1):
+        faults.append(f"parallel.pipeline_stages_per_rank: {schedule} has 1, not {each}; or use interleaved1f1b")
+    if schedule in V_SHAPED and each not in (None, 2):
+        faults.append(f"parallel.pipeline_stages_per_rank: {schedule} has 2, not {each}; or use interleaved1f1b")
+    if schedule in SPLIT_BACKWARD and config.train.recompute == "selective":
+        faults.append(
+            f"train.recompute: {schedule} goes backward through a block twice, and what selective keeps serves once; "
+            "use full, or parallel.pipeline_schedule 1f1b"
+        )
+    if schedule in SPLIT_BACKWARD and config.train.compile:
+        faults.append(
+            f"train.compile: {schedule} goes backward through a block in two parts, which compiled code cannot; "
+            "use parallel.pipeline_schedule interleaved1f1b, or train.compile false"
+        )
+    if split is None and parallel.stages > layers:
+        faults.append(
+            f"parallel.pipeline: {schedule} on {parallel.pipeline} ranks has {parallel.stages} stages, "
+            f"and model.layers {layers} is fewer; use 1f1b, or fewer stages"
+        )
+    if split is not None and (len(split) != parallel.stages or sum(split) != layers):
+        faults.append(
+            f"parallel.pipeline_split: {len(split)} stages of {sum(split)} layers, "
+            f"but the run has {parallel.stages} stages and model.layers {layers}"
+        )
+    return faults
+
+
+def _microbatch_faults(config: RunConfig, microbatches: int) -> str | None:
+    """What a schedule asks of the number of microbatches in a step."""
+    parallel = config.parallel
+    ranks, schedule = parallel.pipeline, parallel.pipeline_schedule
+    if ranks == 1:
+        return None
+    if schedule == "dualpipev" and microbatches < parallel.stages:
+        allowed = f"at least {parallel.stages}, one for each stage"
+    elif schedule in ("interleaved1f1b", "interleavedzerobubble") and microbatches % max(1, microbatches // ranks):
+        allowed = f"a multiple of parallel.pipeline {ranks}: {_nearest_multiples(microbatches, ranks)}"
+    else:
+        return None
+    field = "train.gradient_accumulation_steps"
+    return f"{field}: {schedule} on {ranks} ranks takes {allowed}; the batch gives {microbatches}"
 
 
 def _context_faults(config: RunConfig) -> list[str]:
@@ -109,12 +180,18 @@ def _context_faults(config: RunConfig) -> list[str]:
     if parallel.context == 1:
         return []
     if parallel.context_method == "ring":
-        if not model.dropout:
-            return []
-        return [
-            f"model.dropout: {model.dropout} also drops attention weights, which ring attention never holds whole; "
-            "use parallel.context_method ulysses, or dropout 0"
-        ]
+        faults = []
+        if model.dropout:
+            faults.append(
+                f"model.dropout: {model.dropout} also drops attention weights, which ring attention never holds "
+                "whole; use parallel.context_method ulysses, or dropout 0"
+            )
+        if config.train.attention == "flash" and config.data.mask_documents:
+            faults.append(
+                "train.attention: flash, but ring attention has no fused kernel for data.mask_documents; use auto, "
+                "or parallel.context_method ulysses"
+            )
+        return faults
     heads, kv_heads = model.heads // parallel.tensor, max(1, model.kv_heads // parallel.tensor)
     allowed = [n for n in range(1, heads + 1) if heads % n == 0 and (kv_heads % n == 0 or n % kv_heads == 0)]
     if parallel.context in allowed:

@@ -77,6 +77,8 @@ class ModelConfig(Section):
             )
         if self.position_embedding == "rotary" and self.head_dim % 2:
             raise ValueError(f"head_dim: rotary positions turn pairs, so head_dim must be even, not {self.head_dim}")
+        if self.position_embedding != "rotary" and self.rope_scaling is not None:
+            raise ValueError("rope_scaling: stretches rotary positions; set model.position_embedding to rotary")
         return self
 
 

@@ -118,6 +118,8 @@ def _own_presets() -> dict[str, Leaves]:
             )
         if name in PRESETS:
             raise UserError(f"{leaf.origin}: {name} is a preset of PolarLM's; choose another name")
+        if field == "preset":
+            raise UserError(f"{leaf.origin}: {name}: a preset says its fields itself and builds on no other")
         own.setdefault(name, {})[field] = leaf
     return own
 

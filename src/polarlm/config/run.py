@@ -15,9 +15,20 @@ from pydantic import (
 from polarlm.config.model import ModelConfig
 from polarlm.config.section import Section
 
+_Decay = Annotated[float, Field(ge=0, lt=1)]
+
 
 def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
+
+
+def _in_lower_case(value: Any) -> Any:
+    return value.lower() if isinstance(value, str) else value
+
+
+PipelineSchedule = Literal[
+    "gpipe", "1f1b", "interleaved1f1b", "loopedbfs", "interleavedzerobubble", "zbvzerobubble", "dualpipev"
+]
 
 
 class DataConfig(Section):
@@ -54,7 +65,7 @@ class OptimizerConfig(Section):
 
     name: Literal["adamw", "muon", "adafactor"] = Field("adamw", description="which one; decay is on matrices only")
     lr: PositiveFloat = Field(3e-4, description="peak learning rate")
-    betas: tuple[float, float] = Field((0.9, 0.95), description="decay of the first and second moment")
+    betas: tuple[_Decay, _Decay] = Field((0.9, 0.95), description="decay of the first and second moment")
     eps: PositiveFloat = Field(1e-8, description="added to the root of the second moment")
     weight_decay: NonNegativeFloat = Field(0.1, description="decoupled weight decay")
     clip: NonNegativeFloat = Field(1.0, description="largest gradient norm; 0 is no clipping")
@@ -83,6 +94,7 @@ class TrainConfig(Section):
     gradient_accumulation_steps: PositiveInt | None = Field(None, description="microbatches a step; or the above")
     precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="type of the matrix products")
     recompute: Literal["none", "selective", "full"] = Field("none", description="activations recomputed in backward")
+    recompute_every: PositiveInt = Field(1, description="only every n-th block recomputes")
     z_loss: NonNegativeFloat = Field(0.0, description="weight of (log of the softmax's sum)², PaLM's 1e-4")
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="share of the target spread over the vocabulary")
     attention: Literal["auto", "flash", "math"] = Field(
@@ -123,10 +135,20 @@ class ParallelConfig(Section):
     hybrid: PositiveInt | None = Field(
         None, description="data-parallel ranks of a group that shares out; the groups repeat it; by default all"
     )
-    offload: Literal["none", "parameters"] = Field("none", description="what waits in host memory between its uses")
+    offload: Literal["none", "optimizer", "parameters"] = Field(
+        "none", description="what stays in host memory: the moments, or the parameters too between their uses"
+    )
     tensor: PositiveInt = Field(1, description="ranks that share each matrix")
-    pipeline: PositiveInt = Field(1, description="stages the layers are cut into")
-    pipeline_schedule: str = Field("1f1b", description="order in which stages take microbatches")
+    pipeline: PositiveInt = Field(1, description="ranks that share the layers, each a run of them or several")
+    pipeline_schedule: Annotated[PipelineSchedule, BeforeValidator(_in_lower_case)] = Field(
+        "1f1b", description="order in which stages take microbatches forward and backward"
+    )
+    pipeline_split: list[PositiveInt] | None = Field(
+        None, description="layers of each stage in order; by default balanced by cost, the head's counted"
+    )
+    pipeline_stages_per_rank: PositiveInt | None = Field(
+        None, description="stages of a rank; by default 2 for the schedules that need several, else 1"
+    )
     context: PositiveInt = Field(1, description="ranks that share each sequence")
     context_method: Literal["ring", "ulysses"] = Field("ring", description="how attention crosses sequence shards")
 
@@ -135,6 +157,12 @@ class ParallelConfig(Section):
         """Data-parallel ranks; only meaningful once `ranks` is resolved."""
         assert self.ranks is not None
         return self.ranks // (self.tensor * self.pipeline * self.context)
+
+    @property
+    def stages(self) -> int:
+        """Pipeline stages over all ranks."""
+        several = self.pipeline > 1 and self.pipeline_schedule not in ("gpipe", "1f1b")
+        return self.pipeline * (self.pipeline_stages_per_rank or (2 if several else 1))
 
     @property
     def shards(self) -> int:
@@ -153,7 +181,7 @@ class LogConfig(Section):
     """What a run tells."""
 
     every: PositiveInt = Field(1, description="steps between lines of metrics.jsonl")
-    per_source: bool = Field(False, description="validation loss of each dataset of a blend, too")
+    per_source: bool = Field(False, description="loss of each dataset of a blend, too, in training and validation")
     trackers: list[Literal["csv", "tensorboard", "wandb"]] = Field(
         [], description="services that follow the run, beside metrics.jsonl"
     )

@@ -1,14 +1,15 @@
 """From text to this rank's batches: documents, token ids on disk, samples by arithmetic, a loader that reads ahead.
 
 `tokenizer` turns text into ids; `readers` finds documents, `prepare` encodes them on the processes of `workers`,
-`indexed` keeps the ids on disk; `samples` cuts them without an index, `loader` hands out batches. No torch: arrays are
-numpy's.
+`indexed` keeps the ids on disk, `manifest` what they are known by; `samples` cuts them without an index, `loader` hands
+out batches. No torch: arrays are numpy's.
 """
 
 from polarlm.data.blend import BlendedSamples, read_paths
 from polarlm.data.compress import compressed_bits_per_byte
 from polarlm.data.indexed import IndexedDataset, IndexedWriter, merge, pointers_of, smallest_dtype
 from polarlm.data.loader import AnySamples, Batch, Loader, batch_of, open_split, tokenizer_of
+from polarlm.data.manifest import compare_whole
 from polarlm.data.prepare import prepare
 from polarlm.data.readers import read_texts
 from polarlm.data.samples import Samples, SyntheticSamples, permute, split_documents
@@ -26,6 +27,7 @@ __all__ = [
     "TextStream",
     "Tokenizer",
     "batch_of",
+    "compare_whole",
     "compressed_bits_per_byte",
     "load_tokenizer",
     "merge",

@@ -5,8 +5,7 @@ index; int32 sizes in tokens; int64 pointers, byte offsets into `.bin`; int64 do
 document starts with and, last, the number of sequences. `.bin`: the ids, one sequence after the other.
 """
 
-import hashlib
-import json
+import contextlib
 import logging
 import os
 import struct
@@ -14,11 +13,14 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
 from polarlm.config import UserError
+from polarlm.data.aside import aside_of, mark_as_written, names_output, remove_abandoned, to_disk
+from polarlm.data.manifest import compare_samples, read_manifest, write_manifest
+from polarlm.data.output import make_folder, remove_empty
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +54,7 @@ class IndexedDataset:
         manifest: what `polarlm data prepare` recorded in `PREFIX.json`, or None.
 
     Raises:
-        UserError: a file is missing, damaged, or not of this format.
+        UserError: a file is missing, damaged, not of this format, or not the one that the manifest describes.
     """
 
     def __init__(self, prefix: str | Path) -> None:
@@ -70,7 +72,8 @@ class IndexedDataset:
         self.tokens = ids_path.stat().st_size // self.dtype.itemsize
         self._check_ends(index_path, ids_path)
         self._ids = _map(ids_path, self.dtype)
-        self.manifest = _read_manifest(Path(f"{prefix}.json"))
+        self.manifest = read_manifest(prefix)
+        compare_samples(prefix, self.manifest)
 
     def identity(self) -> dict[str, str | int]:
         """What tells this data from other data of its name: sizes, and the ids' digest where a manifest has it."""
@@ -161,23 +164,6 @@ def merge(prefixes: Sequence[str], output: Path) -> dict[str, Any]:
     return write_manifest(output, counts | ({"tokenizer": tokenizers[0]} if tokenizers[0] else {}))
 
 
-def write_manifest(prefix: str | Path, described: dict[str, Any]) -> dict[str, Any]:
-    """Write `PREFIX.json`, the last file of a dataset: what describes it, and size and digest of the other two."""
-    files = {}
-    for suffix in (".bin", ".idx"):
-        path = Path(f"{prefix}{suffix}")
-        with path.open("rb") as file:
-            files[path.name] = {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
-    manifest = {**described, "files": files}
-    aside = Path(f"{prefix}.json.partial")
-    with aside.open("w", encoding="utf-8") as file:
-        file.write(json.dumps(manifest, indent=2) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, f"{prefix}.json")
-    return manifest
-
-
 class IndexedWriter:
     """Writes a dataset document by document, each of one sequence.
 
@@ -193,14 +179,15 @@ class IndexedWriter:
         self._prefix = prefix
         self._sizes = array("i")
         self._paths = [Path(f"{prefix}.bin"), Path(f"{prefix}.idx")]
-        self._asides = [path.with_name(f".{path.name}.{os.getpid()}.partial") for path in self._paths]
+        self._asides = [aside_of(path) for path in self._paths]
 
     def __enter__(self) -> "IndexedWriter":
-        try:
-            self._paths[0].parent.mkdir(parents=True, exist_ok=True)
+        with names_output(self._prefix):
+            self._made = make_folder(self._paths[0].parent)
+            for path in (*self._paths, Path(f"{self._prefix}.json")):
+                remove_abandoned(path)
             self._file = self._asides[0].open("wb")
-        except OSError as error:
-            raise UserError(f"{self._prefix}: cannot be written ({error}); choose another --output") from None
+            mark_as_written(self._file)
         return self
 
     def add_document(self, ids: np.ndarray) -> None:
@@ -214,18 +201,22 @@ class IndexedWriter:
         least, most, limits = np.min(ids), np.max(ids), np.iinfo(self._dtype)
         if least < limits.min or most > limits.max:
             raise ValueError(f"ids from {least} to {most} do not fit {self._dtype}")
-        self._file.write(np.ascontiguousarray(ids, dtype=self._dtype).tobytes())
+        with names_output(self._prefix):
+            self._file.write(np.ascontiguousarray(ids, dtype=self._dtype).tobytes())
         self._sizes.append(len(ids))
 
     def __exit__(self, exception_type: type | None, *rest: object) -> None:
         try:
-            _close(self._file)
             if exception_type is None:
-                self._write_index()
-                self._take_their_place()
+                with names_output(self._prefix):
+                    to_disk(self._file)
+                    self._write_index()
         finally:
             for aside in self._asides:
                 aside.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # of a full disk, told already
+                self._file.close()
+            remove_empty(self._made)
 
     def _take_their_place(self) -> None:
         """Old index and manifest go first, so that they never stand beside ids that are not theirs."""
@@ -238,11 +229,13 @@ class IndexedWriter:
         sizes = np.frombuffer(self._sizes, np.int32) if self._sizes else np.zeros(0, np.int32)
         documents = len(sizes)
         with self._asides[1].open("wb") as file:
+            mark_as_written(file)
             file.write(_HEADER.pack(_MAGIC, _VERSION, _CODES[self._dtype], documents, documents + 1))
             file.write(sizes.astype("<i4").tobytes())
             file.write(pointers_of(sizes, self._dtype.itemsize).astype("<i8").tobytes())
             file.write(np.arange(documents + 1, dtype="<i8").tobytes())
-            _close(file)
+            to_disk(file)
+            self._take_their_place()  # while both are still marked as being written
 
 
 def _read_header(path: Path) -> tuple[np.dtype, int]:
@@ -263,22 +256,6 @@ def _read_header(path: Path) -> tuple[np.dtype, int]:
     return np.dtype(_DTYPES[code]).newbyteorder("<"), sequences
 
 
-def _read_manifest(path: Path) -> dict[str, Any] | None:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise UserError(f"{path}: is not the JSON that `polarlm data prepare` writes ({error}); remove it") from None
-
-
 def _map(path: Path, dtype: np.dtype) -> np.ndarray:
     """The file as an array that is read when touched; an empty file cannot be mapped."""
     return np.memmap(path, dtype, mode="r") if path.stat().st_size else np.zeros(0, dtype)
-
-
-def _close(file: BinaryIO) -> None:
-    if not file.closed:
-        file.flush()
-        os.fsync(file.fileno())
-        file.close()

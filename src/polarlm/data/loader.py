@@ -27,6 +27,7 @@ class Batch:
     targets: np.ndarray  # int64 [B, S], the next token of each, or -100 where none is trained on
     positions: np.ndarray  # int64 [B, S], place in the sample, or in the document where documents are masked
     document_ids: np.ndarray | None  # int32 [B, S]; None where tokens see across documents
+    sources: np.ndarray | None = None  # int64 [B], the number in a blend of the dataset each sample is of
 
 
 def batch_of(samples: "AnySamples", ids: Sequence[int], mask_documents: bool = False) -> Batch:
@@ -38,7 +39,8 @@ def batch_of(samples: "AnySamples", ids: Sequence[int], mask_documents: bool = F
         document_ids = np.stack([samples.document_ids(sample) for sample in ids])
         starts = np.diff(document_ids, axis=1, prepend=-1) != 0
         positions -= np.maximum.accumulate(np.where(starts, positions, 0), axis=1)
-    return Batch(rows[:, :-1], rows[:, 1:], positions, document_ids)
+    sources = np.array([samples.source_of(sample) for sample in ids])
+    return Batch(rows[:, :-1], rows[:, 1:], positions, document_ids, sources)
 
 
 class Loader:
@@ -156,7 +158,7 @@ def tokenizer_of(data: DataConfig) -> str:
     for prefix, tokenizer in recorded.items():
         if "path" not in tokenizer:
             raise UserError(f"data.tokenizer: {prefix} does not say how it was prepared; name its tokenizer")
-    if len({tokenizer["digest"] for tokenizer in recorded.values()}) > 1:
+    if len({tokenizer.get("digest") for tokenizer in recorded.values()}) > 1:
         raise UserError(
             f"data.paths: {', '.join(recorded)} were prepared with different tokenizers; prepare them alike"
         )

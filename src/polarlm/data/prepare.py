@@ -13,7 +13,8 @@ import numpy as np
 
 from polarlm.config import UserError
 from polarlm.data.fast import EncodeBatch, fast_encoder, fastest_encoder, plain_encoder
-from polarlm.data.indexed import IndexedWriter, smallest_dtype, write_manifest
+from polarlm.data.indexed import IndexedWriter, smallest_dtype
+from polarlm.data.manifest import write_manifest
 from polarlm.data.readers import BadDocument, RawDocument, Source, find_sources, read_raw, read_text
 from polarlm.data.tokenizer import load_tokenizer
 from polarlm.data.workers import ordered_map

@@ -13,6 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import TypeVar
 
@@ -22,6 +23,8 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 _AHEAD = 2  # items with a worker: one in work, one waiting for it
+# A pipe whose other side is gone: between two messages, while sending, or (a plain OSError) in the middle of a message.
+_PIPE_ENDED = (EOFError, OSError)
 
 
 def ordered_map(start: Callable[[], Callable[[Item], Result]], items: Iterable[Item], workers: int) -> Iterator[Result]:
@@ -36,20 +39,27 @@ def ordered_map(start: Callable[[], Callable[[Item], Result]], items: Iterable[I
     with ExitStack() as started:
         pipes = [started.enter_context(_worker(start)) for _ in range(workers)]
         in_flight: deque[Connection] = deque()
-        try:
-            for item, pipe in zip(items, itertools.cycle(pipes), strict=False):
-                if len(in_flight) == workers * _AHEAD:
-                    yield _result_from(in_flight.popleft())
-                pipe.send(item)
-                in_flight.append(pipe)
-            while in_flight:
+        for item, pipe in zip(items, itertools.cycle(pipes), strict=False):
+            if len(in_flight) == workers * _AHEAD:
                 yield _result_from(in_flight.popleft())
-        except (EOFError, ConnectionError):
-            raise UserError("a worker ended early, killed perhaps for want of memory; use fewer --workers") from None
+            with _blames_the_worker():
+                pipe.send(item)
+            in_flight.append(pipe)
+        while in_flight:
+            yield _result_from(in_flight.popleft())
+
+
+@contextmanager
+def _blames_the_worker() -> Iterator[None]:
+    try:
+        yield
+    except _PIPE_ENDED:
+        raise UserError("a worker ended early, killed perhaps for want of memory; use fewer --workers") from None
 
 
 def _result_from(pipe: Connection):
-    result = pipe.recv()
+    with _blames_the_worker():
+        result = pipe.recv()
     if isinstance(result, UserError):
         raise result
     return result
@@ -60,17 +70,30 @@ def _worker(start: Callable[[], Callable[[Item], Result]]) -> Iterator[Connectio
     spawn = multiprocessing.get_context("spawn")  # a forked child would hold the other workers' pipes open
     ours, theirs = spawn.Pipe()
     process = spawn.Process(target=_work, args=(start, theirs), daemon=True)
-    process.start()
-    theirs.close()
+    with _without_interrupts():
+        process.start()
     try:
+        theirs.close()
         yield ours
     finally:
         ours.close()
+        process.kill()  # what it still does nobody waits for, and one that hangs is not waited for
         process.join()
 
 
+@contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Hold Ctrl-C back here, and for good in the processes started meanwhile, which inherit that: it is the parent's to
+    answer."""
+    resource_tracker.ensure_running()  # spawn's own helper; starting it lets interrupts through again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _work(start: Callable[[], Callable[[Item], Result]], pipe: Connection) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
     waiting: queue.Queue[Item] = queue.Queue()
     threading.Thread(target=_receive, args=(pipe, waiting), daemon=True).start()
     work = start()
@@ -81,14 +104,15 @@ def _work(start: Callable[[], Callable[[Item], Result]], pipe: Connection) -> No
             result = error
         try:
             pipe.send(result)
-        except ConnectionError:
+        except _PIPE_ENDED:
             return
 
 
 def _receive(pipe: Connection, waiting: queue.Queue[Item]) -> None:
-    """Takes items while the worker works, so that neither side waits to send for the other to receive."""
-    while True:
-        try:
+    """Takes items while the worker works, so that neither side waits to send for the other to receive; whatever ends
+    that ends the worker."""
+    try:
+        while True:
             waiting.put(pipe.recv())
-        except (EOFError, ConnectionError):
-            os._exit(0)
+    finally:
+        os._exit(0)

@@ -6,12 +6,13 @@
 
 from polarlm.launch import run_folder
 from polarlm.launch.hosts import short_host_name, short_name
-from polarlm.launch.local import LISTEN_FD, run_local
+from polarlm.launch.local import LISTEN_FD, check_environment, run_local
 from polarlm.launch.ranks import Rank, local_devices, rank_from
 
 __all__ = [
     "LISTEN_FD",
     "Rank",
+    "check_environment",
     "local_devices",
     "rank_from",
     "run_folder",

@@ -1,6 +1,7 @@
 """The ranks of one machine: plain processes that start together, and end together whatever happens."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -17,7 +18,7 @@ from polarlm.launch import guard
 from polarlm.launch.blame import choose_cause, explain
 from polarlm.launch.process import RankProcess
 
-__all__ = ["LISTEN_FD", "run_local"]
+__all__ = ["LISTEN_FD", "check_environment", "run_local"]
 
 # Rank 0 finds under this name a socket that listens on MASTER_PORT, for `TCPStore(master_listen_fd=...)`.
 LISTEN_FD = "POLARLM_LISTEN_FD"
@@ -53,6 +54,22 @@ def run_local(command: list[str], ranks: int, log_folder: Path, environment: Map
         finally:
             for process in started:
                 process.end()
+
+
+def check_environment(environment: Mapping[str, str]) -> None:
+    """Find out now, before anything is made, whether `run_local` can use these variables.
+
+    Raises:
+        UserError: MASTER_ADDR is not an address of this machine, MASTER_PORT no port, or OMP_NUM_THREADS no number.
+    """
+    threads = environment.get("OMP_NUM_THREADS") or "1"
+    if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", threads):  # OpenMP takes one number for each level of nesting
+        raise UserError(
+            f"OMP_NUM_THREADS={threads!r} in the environment is not a number of threads: unset it, or mend it"
+        )
+    listener = _rendezvous(environment)[2]
+    if listener:
+        listener.close()
 
 
 def _start(command: list[str], ranks: int, log_folder: Path, environment: Mapping[str, str]) -> Iterator[RankProcess]:

@@ -1,5 +1,8 @@
 """The training loss, as a module that a layout may replace."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
@@ -15,11 +18,16 @@ class CrossEntropy(nn.Module):
 
     In training, and only there, `label_smoothing` ε spreads that share of each target over the vocabulary (arXiv
     1512.00567), and `z_loss` adds z · (log Σ exp logits)² a token, which keeps logits near zero (arXiv 2204.02311).
+
+    Attributes:
+        rows: None; or a list to which each pass in training appends float64 [B, 2], the summed loss and the trained
+            tokens of each row.
     """
 
     def __init__(self, z_loss: float = 0.0, label_smoothing: float = 0.0) -> None:
         super().__init__()
         self.z_loss, self.label_smoothing = z_loss, label_smoothing
+        self.rows: list[Tensor] | None = None
 
     def forward(self, hidden: Tensor, head_weight: Tensor, targets: Tensor) -> Tensor:
         """hidden [B, S, H], head_weight [V, H], targets int64 [B, S] (`IGNORED` is not trained) -> fp32 scalar, nats.
@@ -29,8 +37,21 @@ class CrossEntropy(nn.Module):
         device = hidden.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
         extras = (self.z_loss, self.label_smoothing) if self.training else (0.0, 0.0)
-        with torch.autocast(device, enabled=False):
-            return _FusedCrossEntropy.apply(hidden.flatten(0, 1), head_weight, targets.flatten(), dtype, *extras)
+        with torch.autocast(device, enabled=False), self.keeping_rows(targets) as token_losses:
+            return _FusedCrossEntropy.apply(
+                hidden.flatten(0, 1), head_weight, targets.flatten(), dtype, *extras, token_losses
+            )
+
+    @contextmanager
+    def keeping_rows(self, targets: Tensor) -> Iterator[Tensor | None]:
+        """Hands out fp32 [B·S], to be filled with the token losses, and keeps the sums of their rows; or None."""
+        if self.rows is None or not self.training:
+            yield None
+            return
+        token_losses = torch.empty(targets.shape, device=targets.device)
+        yield token_losses.flatten()
+        trained = (targets != IGNORED).sum(1, dtype=torch.float64)
+        self.rows.append(torch.stack([token_losses.sum(1, dtype=torch.float64), trained], dim=1))
 
 
 class _FusedCrossEntropy(torch.autograd.Function):
@@ -39,9 +60,19 @@ class _FusedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx, hidden: Tensor, weight: Tensor, targets: Tensor, dtype: torch.dtype, z_loss: float, smoothing: float
+        ctx,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        dtype: torch.dtype,
+        z_loss: float,
+        smoothing: float,
+        token_losses: Tensor | None,
     ) -> Tensor:
-        """hidden [N, H], weight [V, H], targets [N]; the products are taken in `dtype`, the softmax in fp32."""
+        """hidden [N, H], weight [V, H], targets [N]; the products are taken in `dtype`, the softmax in fp32.
+
+        `token_losses` [N] is filled where it is given.
+        """
         wants_gradients = any(ctx.needs_input_grad)
         matrix = weight.to(dtype)
         total = torch.zeros((), device=hidden.device)
@@ -53,26 +84,29 @@ class _FusedCrossEntropy(torch.autograd.Function):
             loss, logit_grad = _loss_and_gradient(
                 (some @ matrix.mT).float(), targets[start : start + rows], z_loss, smoothing, wants_gradients
             )
-            total += loss
+            total += loss.sum()
+            if token_losses is not None:
+                token_losses[start : start + rows] = loss
             if wants_gradients:
                 logit_grad = logit_grad.to(dtype)
                 hidden_grad[start : start + rows] = logit_grad @ matrix
                 weight_grad.addmm_(logit_grad.mT, some)
-        ctx.gradients = hidden_grad, weight_grad, weight.dtype
+        ctx.save_for_backward(hidden_grad, weight_grad)
+        ctx.weight_dtype = weight.dtype
         return total
 
     @staticmethod
     @once_differentiable
     def backward(ctx, scale: Tensor) -> tuple[Tensor | None, ...]:
-        hidden_grad, weight_grad, weight_dtype = ctx.gradients
-        ctx.gradients = None
-        return hidden_grad.mul_(scale), weight_grad.to(weight_dtype).mul_(scale), None, None, None, None
+        # Not in place: some pipeline schedules ask twice, for the input's gradient first and the weight's later.
+        hidden_grad, weight_grad = ctx.saved_tensors
+        return hidden_grad * scale, weight_grad.to(ctx.weight_dtype) * scale, None, None, None, None, None
 
 
 def _loss_and_gradient(
     logits: Tensor, targets: Tensor, z_loss: float, smoothing: float, wants_gradient: bool
 ) -> tuple[Tensor, Tensor]:
-    """The summed loss of logits [N, V], and its gradient in their place, where it is wanted."""
+    """The losses [N] of logits [N, V], and the gradient of their sum in the logits' place, where it is wanted."""
     is_trained = targets != IGNORED
     index = targets.where(is_trained, 0)[:, None]
     highest = logits.amax(1, keepdim=True)
@@ -88,4 +122,4 @@ def _loss_and_gradient(
         if smoothing:
             logits -= (smoothing / logits.shape[1]) * is_trained[:, None]
         logits.scatter_add_(1, index, (smoothing - 1) * is_trained.float()[:, None])
-    return loss.where(is_trained, 0.0).sum(), logits
+    return loss.where(is_trained, 0.0), logits

@@ -54,6 +54,17 @@ class Transformer(nn.Module):
             return hidden
         return self.head(hidden) if targets is None else self.loss(hidden, self.head.weight, targets)
 
+    @property
+    def copies(self) -> dict[str, str]:
+        """Parameters that repeat another, and which: the tied head of a pipeline stage, which has a weight of its own.
+
+        Both start equal, and stay so when each takes the sum of their gradients.
+        """
+        if not self.config.tied_embeddings or self.head is None:
+            return {}
+        is_tied_here = self.embedding is not None and self.head.weight is self.embedding.tokens.weight
+        return {} if is_tied_here else {"head.weight": "embedding.tokens.weight"}
+
     def tie_head(self) -> None:
         """Make the head's weight the embedding's, where they are tied and both here.
 

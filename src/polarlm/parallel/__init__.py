@@ -1,10 +1,10 @@
 """What puts a one-device model on many ranks: the world and its mesh, sharding, initial weights.
 
-Nothing here is known to the model: everything is applied from outside, by `build_model`, and `Engine` is what training
+Nothing here is known to the model: everything is applied from outside, by `build_stages`, and `Engine` is what training
 sees of it.
 """
 
-from polarlm.parallel.build import build_model, initialise
+from polarlm.parallel.build import build_stages, initialise
 from polarlm.parallel.device import Device, local_device
 from polarlm.parallel.engine import Arrays, Engine
 from polarlm.parallel.mesh import Mesh
@@ -19,7 +19,7 @@ __all__ = [
     "Mesh",
     "TrafficCounter",
     "World",
-    "build_model",
+    "build_stages",
     "clip_gradients",
     "communicate_after",
     "distribute",

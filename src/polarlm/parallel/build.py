@@ -3,30 +3,47 @@
 import torch
 from torch import nn
 
-from polarlm.config import RunConfig
+from polarlm.config import RunConfig, Stage, pipeline_stages
 from polarlm.model import Transformer, draw
+from polarlm.parallel.compile import compile_blocks
 from polarlm.parallel.context import share_sequences
 from polarlm.parallel.mesh import Mesh
+from polarlm.parallel.pipeline import cut
+from polarlm.parallel.recompute import recompute
 from polarlm.parallel.shard import distribute, shard
 from polarlm.parallel.tensor import share_matrices
 
+_AUTOCAST = {"bf16": torch.bfloat16}  # the type of matrix products, where it is not the parameters'
 
-def build_model(config: RunConfig, mesh: Mesh) -> Transformer:
-    """The run's model on this rank's device, with its initial weights.
 
-    It is laid out on the meta device first, so that no rank ever holds more than its part and one whole parameter.
+def build_stages(config: RunConfig, mesh: Mesh) -> dict[int, Transformer]:
+    """The run's pipeline stages on this rank's device, by number, with initial weights; without a pipeline the model.
+
+    Each is laid out on the meta device first, so that no rank ever holds more than its part and one whole parameter.
     """
+    own = [stage for stage in pipeline_stages(config) if stage.rank == mesh.rank("pipeline")]
+    return {stage.number: _build(config, stage, mesh) for stage in own}
+
+
+def _build(config: RunConfig, stage: Stage, mesh: Mesh) -> Transformer:
     with torch.device("meta"):
         model = Transformer(config.model)
+    cut(model, stage)
     if mesh.size("context") > 1:
-        share_sequences(model, config.parallel.context_method, mesh.tokens["context"].get_group())
+        is_plain = config.train.attention == "math"
+        share_sequences(model, config.parallel.context_method, mesh.tokens["context"].get_group(), is_plain)
     if mesh.size("tensor") > 1:
         share_matrices(model, mesh.weights["tensor"])
+    recompute(model.blocks, config.train)
+    if config.train.compile:
+        compile_blocks(model.blocks.values(), mesh.world.device)
     shard(model, model.blocks.values(), config.parallel, mesh)
     offloads = config.parallel.offload == "parameters"
     model.to_empty(device="cpu" if offloads else mesh.world.device.torch)
     initialise(model, config)
     model.loss.z_loss, model.loss.label_smoothing = config.train.z_loss, config.train.label_smoothing
+    if dtype := _AUTOCAST.get(config.train.precision):
+        model.forward = torch.autocast(mesh.world.device.torch.type, dtype)(model.forward)
     return model.train()
 
 

@@ -11,15 +11,21 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from polarlm.model import Transformer
+from polarlm.parallel.kernels import has_fused_blocks
 
 _SEQUENCE = 2  # dim of q, k, v [B, A, S, D]
 
 
-def share_sequences(model: Transformer, method: str, group: dist.ProcessGroup) -> None:
-    """Let every block's attention cross the shares of a context group, in place."""
+def share_sequences(model: Transformer, method: str, group: dist.ProcessGroup, is_plain: bool = False) -> None:
+    """Let every block's attention cross the shares of a context group, in place.
+
+    Args:
+        is_plain: a ring's blocks are plain products, even where the device has a fused kernel.
+    """
     for block in model.blocks.values():
         attention = block.attention
-        attention.core = UlyssesAttention(attention.core, group) if method == "ulysses" else RingAttention(group)
+        core = UlyssesAttention(attention.core, group) if method == "ulysses" else RingAttention(group, is_plain)
+        attention.core = core
 
 
 def take_share(whole: Tensor, method: str, rank: int, ranks: int) -> Tensor:
@@ -79,33 +85,43 @@ class _Exchange(torch.autograd.Function):
 class RingAttention(nn.Module):
     """In place of a core: each rank's queries meet every rank's keys and values in turn."""
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(self, group: dist.ProcessGroup, is_plain: bool = False) -> None:
         super().__init__()
-        self._group = group
+        self._group, self._is_plain = group, is_plain
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, document_ids: Tensor | None = None) -> Tensor:
         """q [B, A, S/n, D], k and v [B, K, S/n, D], document_ids int [B, S] of the whole sequence -> [B, A, S/n, D]."""
-        return _Ring.apply(q, k, v, document_ids, self._group)
+        return _Ring.apply(q, k, v, document_ids, self._group, self._is_plain)
 
 
 class _Ring(torch.autograd.Function):
     """softmax(q kᵀ / √D) v by blocks: forward adds up (output, logsumexp) pairs, backward needs only their total."""
 
     @staticmethod
-    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, document_ids: Tensor | None, group: dist.ProcessGroup) -> Tensor:
+    def forward(
+        ctx,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        document_ids: Tensor | None,
+        group: dist.ProcessGroup,
+        is_plain: bool,
+    ) -> Tensor:
         output = torch.zeros_like(q, dtype=torch.float32)
         total = torch.full(q.shape[:-1], -torch.inf, dtype=torch.float32, device=q.device)
         for meeting, (keys, values) in _round_the_ring(torch.stack([k, v]), group):
             rows, columns, is_causal = meeting.blocks(q.shape[_SEQUENCE])
             mask = meeting.mask(document_ids, rows, columns, is_causal)
-            block, block_total = _attend(q[:, :, rows], keys[:, :, columns], values[:, :, columns], is_causal, mask)
+            block, block_total = _attend(
+                q[:, :, rows], keys[:, :, columns], values[:, :, columns], is_causal, mask, is_plain
+            )
             before = total[:, :, rows]
             after = torch.logaddexp(before, block_total)
             output[:, :, rows] = output[:, :, rows] * _weight(before, after) + block * _weight(block_total, after)
             total[:, :, rows] = after
         output = output.to(q.dtype)
         ctx.save_for_backward(q, k, v, output, total, document_ids)
-        ctx.group = group
+        ctx.group, ctx.is_plain = group, is_plain
         return output
 
     @staticmethod
@@ -119,12 +135,12 @@ class _Ring(torch.autograd.Function):
             mask = meeting.mask(document_ids, rows, columns, is_causal)
             grads = _attend_backward(
                 grad[:, :, rows], q[:, :, rows], keys[:, :, columns], values[:, :, columns],
-                output[:, :, rows], total[:, :, rows], is_causal, mask,
+                output[:, :, rows], total[:, :, rows], is_causal, mask, ctx.is_plain,
             )  # fmt: skip
             q_grad[:, :, rows] += grads[0]
             k_grad[:, :, columns] += grads[1]
             v_grad[:, :, columns] += grads[2]
-        return q_grad.to(q.dtype), traveller[2], traveller[3], None, None
+        return q_grad.to(q.dtype), traveller[2], traveller[3], None, None, None
 
 
 class _Meeting:
@@ -186,12 +202,14 @@ def _weight(part: Tensor, total: Tensor) -> Tensor:
     return torch.where(part == -torch.inf, 0.0, (part - total).exp())[..., None]
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, mask: Tensor | None, is_plain: bool
+) -> tuple[Tensor, Tensor]:
     """(output [B, A, S, D], logsumexp [B, A, S]) of one block, by the device's flash kernel where it has one."""
     k, v = _grouped(q, k), _grouped(q, v)
-    if q.device.type == "cpu" and mask is None:
-        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_causal)
-    if q.device.type == "cuda" and mask is None:
+    if mask is None and not is_plain and has_fused_blocks(q):
+        if q.device.type == "cpu":
+            return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_causal)
         return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, is_causal)[:2]
     scores = _scores(q, k, is_causal, mask)
     total = scores.logsumexp(-1)
@@ -199,12 +217,20 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, mask: Tensor | Non
 
 
 def _attend_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, output: Tensor, total: Tensor, is_causal: bool, mask: Tensor | None
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    output: Tensor,
+    total: Tensor,
+    is_causal: bool,
+    mask: Tensor | None,
+    is_plain: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of one block's q, k, v, by the output and logsumexp of all blocks together (arXiv 2205.14135, B.2)."""
     kv_heads = k.shape[1]
     k, v = _grouped(q, k), _grouped(q, v)
-    if q.device.type == "cpu" and mask is None:
+    if mask is None and not is_plain and q.device.type == "cpu":
         grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             grad, q, k, v, output, total, 0.0, is_causal
         )

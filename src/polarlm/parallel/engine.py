@@ -1,26 +1,20 @@
 """A run's model on its mesh, as the training step sees it: no axis shows through."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from polarlm.config import RunConfig
-from polarlm.model import IGNORED, Transformer
-from polarlm.parallel.build import build_model
+from polarlm.model import IGNORED
+from polarlm.parallel.build import build_stages
 from polarlm.parallel.context import take_share
+from polarlm.parallel.kernels import attention_kernel, require_kernel
 from polarlm.parallel.mesh import Mesh
+from polarlm.parallel.pipeline import Arrays, Pipeline, join
 from polarlm.parallel.shard import clip_gradients, communicate_after
 from polarlm.parallel.world import World
-
-_AUTOCAST = {"bf16": torch.bfloat16}
-_FUSED = [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
-_KERNELS = {"auto": [*_FUSED, SDPBackend.MATH], "flash": _FUSED, "math": [SDPBackend.MATH]}
-
-# What a microbatch is here: (tokens, positions, document ids or None, targets), each [B, S].
-Arrays = tuple[Tensor, Tensor, Tensor | None, Tensor]
 
 
 class Engine:
@@ -33,19 +27,22 @@ class Engine:
     """
 
     def __init__(self, config: RunConfig, world: World) -> None:
+        require_kernel(config, world.device)
         self.world = world
         self.mesh = Mesh(config.parallel, world)
-        self.model: Transformer = build_model(config, self.mesh)
+        stages = build_stages(config, self.mesh)
+        self.model = stages[min(stages)] if len(stages) == 1 else join(list(stages.values()))
+        self._pipeline = Pipeline(config, self.mesh, stages) if self.mesh.size("pipeline") > 1 else None
         self.data_rank, self.data_ranks = self.mesh.rank("data"), self.mesh.size("data")
         self.dropout_rank = world.rank
         self._zero_stage = config.parallel.zero_stage
-        self._precision = config.train.precision
         self._attention = config.train.attention
         self._context_method = config.parallel.context_method
 
     def sum(self, *values: float) -> list[float]:
         """The sum of each value over all ranks that hold tokens of their own, on every rank."""
-        counts = self.mesh.rank("tensor") == 0  # the ranks of a tensor group hold the same tokens
+        # The ranks of a tensor group hold the same tokens; of a pipeline, the last stage's rank has their loss.
+        counts = self.mesh.rank("tensor") == 0 and (self._pipeline is None or self._pipeline.has_loss)
         return self.world.sum(*(value if counts else 0.0 for value in values))
 
     def sum_over_samples(self, *values: float) -> list[float]:
@@ -61,21 +58,31 @@ class Engine:
 
     def forward_backward(self, microbatches: Sequence[Arrays], trained: float) -> float:
         """Add up the gradients of a step's microbatches, each loss divided by `trained`; return all ranks' loss sum."""
+        with self._attention_kernel():  # in backward too, for what is computed again there
+            if self._pipeline is None:
+                loss_sum = self._one_after_another(microbatches, trained)
+            else:
+                loss_sum = self._pipeline.forward_backward([self._on_device(batch) for batch in microbatches], trained)
+        (total,) = self.sum(loss_sum.item())
+        return total
+
+    def _one_after_another(self, microbatches: Sequence[Arrays], trained: float) -> Tensor:
         loss_sum = torch.zeros((), device=self.world.device.torch)
         for number, batch in enumerate(microbatches, start=1):
             communicate_after(self.model, number == len(microbatches), self._zero_stage)
             loss = self.loss(batch)
             (loss / max(trained, 1)).backward()
             loss_sum += loss.detach()
-        (total,) = self.sum(loss_sum.item())
-        return total
+        return loss_sum
 
     def loss(self, batch: Arrays) -> Tensor:
-        """The summed token loss of a batch of this rank's, fp32 scalar in nats."""
+        """The summed token loss of a batch of this rank's, fp32 scalar in nats; without a pipeline."""
+        with self._attention_kernel():
+            return self.model(*self._on_device(batch))
+
+    def _on_device(self, batch: Arrays) -> Arrays:
         device = self.world.device.torch
-        tensors = (None if array is None else array.to(device, non_blocking=True) for array in self._share(batch))
-        with self._kernels():
-            return self.model(*tensors)
+        return tuple(None if array is None else array.to(device, non_blocking=True) for array in self._share(batch))
 
     def _share(self, batch: Arrays) -> Arrays:
         """This rank's share of each sequence; documents stay whole, since attention crosses the shares."""
@@ -94,17 +101,14 @@ class Engine:
     def evaluate(self, batch: Arrays) -> float:
         """This rank's part of a batch's summed token loss, without training anything."""
         self.model.eval()
-        loss = self.loss(batch).item()
+        with self._attention_kernel():
+            loss = self.loss(batch) if self._pipeline is None else self._pipeline.evaluate(self._on_device(batch))
         self.model.train()
-        return loss
+        return loss.item()
 
     def clip_gradients(self, largest_norm: float) -> float:
         """See `shard.clip_gradients`."""
-        return clip_gradients(self.model, largest_norm)
+        return clip_gradients(self.model, largest_norm, self.mesh)
 
-    @contextmanager
-    def _kernels(self) -> Iterator[None]:
-        """The type of the matrix products, and the kernel of attention."""
-        device, dtype = self.world.device.torch.type, _AUTOCAST.get(self._precision)
-        with torch.autocast(device, dtype=dtype, enabled=dtype is not None), sdpa_kernel(_KERNELS[self._attention]):
-            yield
+    def _attention_kernel(self) -> AbstractContextManager:
+        return attention_kernel(self._attention)

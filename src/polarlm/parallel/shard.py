@@ -14,11 +14,13 @@ that gradients of ranks and microbatches with different numbers of trained token
 from collections.abc import Iterable
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from polarlm.config import ParallelConfig
+from polarlm.config import SPLIT_BACKWARD, ParallelConfig
+from polarlm.model import Transformer
 from polarlm.parallel.mesh import Mesh
 
 
@@ -37,13 +39,23 @@ def shard(model: nn.Module, blocks: Iterable[nn.Module], parallel: ParallelConfi
         fully_shard(
             part,
             mesh=mesh.weights["replicate", "shard"],
-            reshard_after_forward=parallel.zero_stage == 3,
+            reshard_after_forward=lets_go_between_passes(parallel),
             offload_policy=offload,
         )
     for part in model.modules():
         if isinstance(part, FSDPModule):
             part.set_force_sum_reduction_for_comms(True)
             part.set_gradient_divide_factor(1.0)
+
+
+def lets_go_between_passes(parallel: ParallelConfig) -> bool:
+    """Whether gathered parameters are let go after each forward pass, and gathered again for its backward pass.
+
+    ZeRO-3 does, but for the schedules that split a backward pass in two: under these PyTorch loses gradients then,
+    without an error, and parameters stay gathered through the microbatches of a step.
+    """
+    splits_backward = parallel.pipeline > 1 and parallel.pipeline_schedule in SPLIT_BACKWARD
+    return parallel.zero_stage == 3 and not splits_backward
 
 
 def communicate_after(model: nn.Module, is_last_microbatch: bool, zero_stage: int) -> None:
@@ -57,18 +69,30 @@ def communicate_after(model: nn.Module, is_last_microbatch: bool, zero_stage: in
         model.set_reshard_after_backward(is_last_microbatch or zero_stage == 3)
 
 
-def clip_gradients(model: nn.Module, largest_norm: float) -> float:
+def clip_gradients(model: Transformer, largest_norm: float, mesh: Mesh) -> float:
     """Scale all gradients so that their norm over the whole model is at most `largest_norm`; 0 leaves them alone.
 
     Returns:
         The norm before clipping, the same on every rank; each parameter counts once.
     """
-    parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
-    norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters])
-    norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+    gradients = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+    norm = nn.utils.get_total_norm([grad for name, grad in gradients.items() if name not in model.copies])
+    square = (norm.to_local() if isinstance(norm, DTensor) else norm).to(mesh.world.device.torch).square()
+    for group in _groups_of_parts(norm, mesh):
+        dist.all_reduce(square, group=group)
+    norm = square.sqrt()
     if largest_norm > 0:
-        nn.utils.clip_grads_with_norm_(parameters, largest_norm, norm)
+        nn.utils.clip_grads_with_norm_(model.parameters(), largest_norm, norm)
     return norm.item()
+
+
+def _groups_of_parts(norm: torch.Tensor, mesh: Mesh) -> list[dist.ProcessGroup]:
+    """The axes along which ranks hold different gradients: those that shard them, and the pipeline."""
+    groups = []
+    if isinstance(norm, DTensor):
+        axes = enumerate(norm.placements)
+        groups = [norm.device_mesh.get_group(axis) for axis, placement in axes if placement.is_partial()]
+    return groups + ([mesh.tokens.get_group("pipeline")] if mesh.size("pipeline") > 1 else [])
 
 
 @torch.no_grad()

@@ -157,7 +157,10 @@ class VocabularyParallelCrossEntropy(CrossEntropy):
         extras = (self.z_loss, self.label_smoothing) if self.training else (0.0, 0.0)
         first, vocabulary = _first_row(head_weight, self._mesh), head_weight.shape[0]
         group = self._mesh.get_group()
-        return _ShardedCrossEntropy.apply(logits, targets.flatten(), first, vocabulary, group, *extras)
+        with self.keeping_rows(targets) as token_losses:
+            return _ShardedCrossEntropy.apply(
+                logits, targets.flatten(), first, vocabulary, group, *extras, token_losses
+            )
 
 
 def _first_row(weight: DTensor, mesh: DeviceMesh) -> int:
@@ -178,6 +181,7 @@ class _ShardedCrossEntropy(torch.autograd.Function):
         group: dist.ProcessGroup,
         z_loss: float,
         smoothing: float,
+        token_losses: Tensor | None,
     ) -> Tensor:
         highest = logits.amax(1) if logits.shape[1] else logits.new_full((len(logits),), -torch.inf)
         dist.all_reduce(highest, dist.ReduceOp.MAX, group)
@@ -198,11 +202,14 @@ class _ShardedCrossEntropy(torch.autograd.Function):
         ctx.save_for_backward(exponentials.mul_(scale[:, None]), index, is_here, is_trained)
         ctx.smoothing, ctx.vocabulary = smoothing, vocabulary
         loss = log_sum - (1 - smoothing) * chosen - smoothing * mean + z_loss * whole_log_sum**2
-        return loss.where(is_trained, 0.0).sum()
+        loss = loss.where(is_trained, 0.0)
+        if token_losses is not None:
+            token_losses.copy_(loss)
+        return loss.sum()
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple:
         logit_grad, index, is_here, is_trained = ctx.saved_tensors
         logit_grad = logit_grad - ctx.smoothing / ctx.vocabulary
         logit_grad.scatter_add_(1, index, (ctx.smoothing - 1) * is_here.to(logit_grad.dtype)[:, None])
-        return logit_grad * (grad * is_trained)[:, None], None, None, None, None, None, None
+        return logit_grad * (grad * is_trained)[:, None], None, None, None, None, None, None, None

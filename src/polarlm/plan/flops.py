@@ -41,12 +41,16 @@ def model_flops(model: ModelConfig, tokens: int, seq_len: int, *, causal: bool =
     return 3 * (blocks + head_forward_flops(model, tokens))
 
 
-def hardware_flops(model: ModelConfig, tokens: int, seq_len: int, *, recompute: str, causal: bool = True) -> int:
-    """`model_flops` and what recomputation repeats: every block's forward once more when it is full."""
+def hardware_flops(
+    model: ModelConfig, tokens: int, seq_len: int, *, recompute: str, recompute_every: int = 1, causal: bool = True
+) -> int:
+    """`model_flops` and what recomputation repeats in every n-th block: its forward pass once more when it is full, the
+    attention scores alone when it is selective (arXiv 2205.05198, section 5)."""
     flops = model_flops(model, tokens, seq_len, causal=causal)
-    if recompute == "full":
-        flops += model.layers * block_forward_flops(model, tokens, seq_len, causal=causal)
-    return flops
+    if recompute == "none":
+        return flops
+    repeated = block_forward_flops if recompute == "full" else attention_score_flops
+    return flops + model.layers // recompute_every * repeated(model, tokens, seq_len, causal=causal)
 
 
 def megatron_tflops_per_device(

@@ -8,12 +8,14 @@ from polarlm.train.loop import fit
 from polarlm.train.optimizer import build_optimizer
 from polarlm.train.run import Progress, Run, open_run
 from polarlm.train.schedule import learning_rate
+from polarlm.train.sources import SourceLosses
 from polarlm.train.step import StepResult, as_tensors, train_step
 from polarlm.train.validation import Validation, ValidationResult
 
 __all__ = [
     "Progress",
     "Run",
+    "SourceLosses",
     "StepResult",
     "Validation",
     "ValidationResult",

@@ -34,6 +34,7 @@ def fit(run: Run, after_save: AfterSave | None = None) -> None:
                     microbatches,
                     clip=train.optimizer.clip,
                     asked_to_stop=bool(stop),
+                    sources=run.source_losses,
                 )
             _refuse_divergence(step, result, run)
             progress.step, progress.loss = step, result.loss

@@ -5,14 +5,18 @@ from torch.optim import AdamW, Optimizer
 
 from polarlm.config import OptimizerConfig
 from polarlm.train.adafactor import Adafactor
+from polarlm.train.host_adamw import HostAdamW
 from polarlm.train.muon import Muon
 
 
-def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
+def build_optimizer(model: nn.Module, config: OptimizerConfig, *, in_host_memory: bool = False) -> Optimizer:
     """The optimizer by its name; matrices decay, vectors (biases, norms) do not.
 
     `adamw` (arXiv 1711.05101) and `adafactor` step all of them; `muon` takes the matrices of the blocks
     and leaves embedding, head and vectors to AdamW.
+
+    Args:
+        in_host_memory: keep the moments there; for `adamw` alone.
     """
     named = dict(model.named_parameters())
     matrices = {name: parameter for name, parameter in named.items() if parameter.ndim >= 2}
@@ -26,7 +30,7 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     groups = _groups(list(matrices.values()), vectors, decay)
     if config.name == "adafactor":
         return Adafactor(groups, lr=config.lr)
-    return AdamW(groups, **moments)
+    return HostAdamW(groups, **moments) if in_host_memory else AdamW(groups, **moments)
 
 
 def _groups(matrices: list[nn.Parameter], vectors: list[nn.Parameter], decay: float) -> list[dict]:

@@ -17,8 +17,10 @@ from polarlm.data import AnySamples, IndexedDataset, load_tokenizer, open_split,
 from polarlm.launch import short_host_name
 from polarlm.parallel import Engine, World
 from polarlm.train.environment import describe_environment
+from polarlm.train.events import EventLog
 from polarlm.train.metrics import MetricsLog
 from polarlm.train.optimizer import build_optimizer
+from polarlm.train.sources import SourceLosses
 from polarlm.train.trackers import Trackers
 from polarlm.train.validation import Validation
 
@@ -39,15 +41,18 @@ class Progress:
 class Run:
     """One rank's view of a run."""
 
+    folder: Path
     config: RunConfig
     world: World
     engine: Engine
     optimizer: Optimizer
     samples: AnySamples
     validation: Validation | None
+    source_losses: SourceLosses
     checkpoints: Checkpoints
     progress: Progress
-    metrics: MetricsLog | None  # on the first rank only
+    metrics: MetricsLog | None  # on the first rank only, as events
+    events: EventLog | None
     data_record: dict[str, Any]
 
     def save(self) -> None:
@@ -62,10 +67,10 @@ def open_run(folder: Path, config: RunConfig, world: World) -> Run:
     Raises:
         UserError: the data or the tokenizer cannot be used, or is not what the checkpoint was trained on.
     """
-    data_record = _record_data(config)
-    _compare_data(data_record, world)
+    data_record = _agreed_data(config, world)
     engine = Engine(config, world)
-    optimizer = build_optimizer(engine.model, config.train.optimizer)
+    offloads = config.parallel.offload == "optimizer"
+    optimizer = build_optimizer(engine.model, config.train.optimizer, in_host_memory=offloads)
     checkpoints = Checkpoints(folder / "checkpoints", config.checkpoint.keep_last, world)
     progress = _resume(checkpoints, engine, optimizer, data_record)
     if progress is None:
@@ -73,18 +78,24 @@ def open_run(folder: Path, config: RunConfig, world: World) -> Run:
         if config.train.init_from:
             load_weights(Path(config.train.init_from), engine.model)
     environment = describe_environment(config.parallel, world)
+    events = None
     if world.is_first:
         _write_json(folder / "environment.json", environment)
+        events = EventLog(folder / "events.jsonl")
+        events.step = progress.step
     return Run(
+        folder=folder,
         config=config,
         world=world,
         engine=engine,
         optimizer=optimizer,
         samples=open_split(config.data, config.train.seq_len, config.seed, "train", config.model.vocab_size),
         validation=_open_validation(config, folder),
+        source_losses=SourceLosses(engine, _scored_sources(config)),
         checkpoints=checkpoints,
         progress=progress,
         metrics=_open_metrics(folder, config, progress.step) if world.is_first else None,
+        events=events,
         data_record=data_record,
     )
 
@@ -126,21 +137,36 @@ def _record_data(config: RunConfig) -> dict[str, Any]:
     return record
 
 
-def _compare_data(record: dict[str, Any], world: World) -> None:
-    """Stop every rank where one reads other data than the first, as from a node-local disk with an older copy.
+def _agreed_data(config: RunConfig, world: World) -> dict[str, Any]:
+    """What identifies the data, the same on every rank. Where one reads other data than the first, as from a node-local
+    disk with an older copy, or cannot read it, every rank stops; none is left waiting.
 
     Raises:
-        UserError: names the data, the host, and what each of the two found.
+        UserError: names the data, the host, and what is wrong there or what each of the two found.
     """
-    found = world.gather((short_host_name(), record))
-    first_host, first = found[0]
-    for host, other in found:
+    found = world.gather((short_host_name(), *_try_to_record(config)))
+    for host, _, complaint in found:
+        if complaint:
+            raise UserError(complaint if world.size == 1 else f"{complaint} (on {host})")
+    first_host, first, _ = found[0]
+    for host, other, _ in found:
         for name, identity in first.items():
             if other.get(name) != identity:
                 raise UserError(
                     f"{name}: {host} finds {other.get(name)} there, and the first rank's host {first_host} {identity}; "
                     "bring the same data to every host"
                 )
+    return first
+
+
+def _try_to_record(config: RunConfig) -> tuple[dict[str, Any], str | None]:
+    """(what identifies the data, None), or (nothing, why it cannot be read)."""
+    try:
+        return _record_data(config), None
+    except UserError as error:
+        return {}, str(error)
+    except OSError as error:
+        return {}, f"data.paths: cannot be read ({error})"
 
 
 def _open_metrics(folder: Path, config: RunConfig, step: int) -> MetricsLog:
@@ -153,8 +179,15 @@ def _open_validation(config: RunConfig, folder: Path) -> Validation | None:
     samples = open_split(config.data, config.train.seq_len, config.seed, "validation", config.model.vocab_size)
     is_text = not config.data.is_synthetic
     token_bytes = load_tokenizer(str(folder / "tokenizer")).token_bytes() if is_text else None
-    sources = [path.prefix for path in read_paths(config.data)] if is_text and config.log.per_source else []
+    sources = _scored_sources(config)
     return Validation(samples, config.train.eval_samples, token_bytes, config.data.mask_documents, sources)
+
+
+def _scored_sources(config: RunConfig) -> list[str]:
+    """The datasets whose own loss is asked for."""
+    if config.data.is_synthetic or not config.log.per_source:
+        return []
+    return [path.prefix for path in read_paths(config.data)]
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:

@@ -22,7 +22,13 @@ class Speedometer:
         self._config, self._ranks = config, ranks
         self._tokens = train.global_batch_size * train.seq_len
         self._model_flops = model_flops(config.model, self._tokens, train.seq_len)
-        self._hardware_flops = hardware_flops(config.model, self._tokens, train.seq_len, recompute=train.recompute)
+        self._hardware_flops = hardware_flops(
+            config.model,
+            self._tokens,
+            train.seq_len,
+            recompute=train.recompute,
+            recompute_every=train.recompute_every,
+        )
         self.peak_tflops = peak_tflops(device, train.precision)
 
     def measure(self, seconds: float) -> dict[str, Any]:

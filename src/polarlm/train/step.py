@@ -1,13 +1,14 @@
 """One optimizer step: the global batch to a loss, to gradients, to new weights."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch.optim import Optimizer
 
 from polarlm.data import Batch
 from polarlm.parallel import Arrays, Engine
+from polarlm.train.sources import SourceLosses
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,7 @@ class StepResult:
     loss: float  # nats a trained token, over the global batch
     grad_norm: float  # before clipping, over the whole model
     asked_to_stop: bool  # some rank was
+    loss_of_source: dict[str, float] = field(default_factory=dict)
 
 
 def train_step(
@@ -26,6 +28,7 @@ def train_step(
     *,
     clip: float,
     asked_to_stop: bool = False,
+    sources: SourceLosses | None = None,
 ) -> StepResult:
     """Take one step on this rank's microbatches of the global batch.
 
@@ -35,15 +38,18 @@ def train_step(
     Args:
         clip: largest gradient norm; 0 is no clipping.
         asked_to_stop: whether this rank was.
+        sources: tells the loss of each dataset, too.
     """
+    sources = sources or SourceLosses(engine, [])
+    sources.begin()
     batches = [as_tensors(batch) for batch in microbatches]
     trained = engine.count_trained(batches)
     loss_sum = engine.forward_backward(batches, trained)
     grad_norm = engine.clip_gradients(clip)
     optimizer.step()
     optimizer.zero_grad()
-    (stops,) = engine.world.sum(float(asked_to_stop))
-    return StepResult(loss_sum / max(trained, 1), grad_norm, stops > 0)
+    stops, *source_sums = engine.world.sum(float(asked_to_stop), *sources.sums(microbatches))
+    return StepResult(loss_sum / max(trained, 1), grad_norm, stops > 0, sources.means(source_sums))
 
 
 def as_tensors(batch: Batch) -> Arrays:

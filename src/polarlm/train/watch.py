@@ -72,6 +72,8 @@ class Watch:
             "lr": lr,
             "peak_memory_bytes": self._run.world.device.peak_memory_bytes(),
         }
+        if result.loss_of_source:
+            self._metrics["loss_of_source"] = result.loss_of_source
         self._metrics |= speed | self._layers.values(result.grad_norm)
         self._line.step(progress.step, result.loss, speed["tokens_per_sec"], speed["mfu"])
         if self._run.events:
