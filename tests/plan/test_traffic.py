@@ -15,9 +15,9 @@ P = 4 * count_parameters(load_run(None, environment={}, flags=FLAGS.split()).con
 UNITS = LAYERS + 1  # each block, and what is in none
 
 
-def _traffic(**parallel):
+def _traffic(layers=LAYERS, **parallel):
     """Calls and bytes a rank, by (axis, kind)."""
-    config = load_run(None, environment={}, flags=FLAGS.split()).config
+    config = load_run(None, environment={}, flags=[*FLAGS.split(), "--model.layers", str(layers)]).config
     fields = config.model_dump() | {"parallel": {"ranks": 4, **parallel}}
     traffic = step_traffic(RunConfig.model_validate(fields))
     ranks = fields["parallel"]["ranks"]
@@ -76,6 +76,6 @@ def test_a_ring_sends_keys_and_values_n_minus_1_times_and_with_gradients_n_times
      ("zbvzerobubble", 2), ("dualpipev", 2)],
 )  # fmt: skip
 def test_hidden_states_cross_each_boundary_of_a_pipeline_once_each_way(schedule, boundaries):
-    traffic = _traffic(ranks=2, pipeline=2, pipeline_schedule=schedule)
+    traffic = _traffic(layers=4, ranks=2, pipeline=2, pipeline_schedule=schedule)
     calls = 2 * boundaries * MICROBATCHES
     assert traffic["world", "send"] == (calls / 2, calls / 2 * 4 * MICRO * SEQ * HIDDEN)
