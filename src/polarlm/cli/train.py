@@ -32,6 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Check everything, start the ranks, and at the end draw and sum up what they did."""
     from polarlm.config import UserError, dump_run, load_run
     from polarlm.launch import check_environment, local_devices, lock, rank_from, run_local
+    from polarlm.report import describe_layout
 
     if rank_from(os.environ):
         raise UserError("RANK: another launcher has started this process, but PolarLM starts its own ranks; unset RANK")
@@ -60,6 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
     with lock.hold(folder):
         _fill_folder(folder, config, is_new)
         print(f"{folder}: {_introduce(config)}", flush=True)
+        if config.parallel.ranks > 1:
+            print(describe_layout(config), flush=True)
         code = run_local(
             [sys.executable, "-m", "polarlm.cli.rank", str(folder)], config.parallel.ranks, folder / "logs", os.environ
         )
