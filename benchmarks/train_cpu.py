@@ -147,7 +147,9 @@ def bare_products() -> tuple[int, Step]:
     operations = sum(3 * 2 * TOKENS * rows * columns for rows, columns in shapes)
     assert operations == product_flops(), f"{operations} operations, and by polarlm.plan {product_flops()}"
     matrices = {shape: (torch.rand(shape), torch.empty(shape)) for shape in set(shapes)}
-    activations = {width: (torch.rand(TOKENS, width), torch.empty(TOKENS, width)) for width in (HIDDEN, FFN, VOCABULARY)}
+    activations = {
+        width: (torch.rand(TOKENS, width), torch.empty(TOKENS, width)) for width in (HIDDEN, FFN, VOCABULARY)
+    }
 
     def products() -> float:
         for rows, columns in shapes:
