@@ -12,7 +12,7 @@ NOT_RUN = pytest.StashKey[list[str]]()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Take out the tests marked `gpu` where there is none: they are no passes, and `pytest_terminal_summary` says so."""
+    """Take out the tests marked `gpu` where there is none, since they are no passes; the summary below names them."""
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if not on_gpu:
         return
