@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("polarlm.cli.train", "train a model as a run file says, or go on with a run"),
     "verify": ("polarlm.cli.verify", "prove here that every layout computes what one process does"),
     "generate": ("polarlm.cli.generate", "let a trained model write"),
+    "checkpoint": ("polarlm.cli.checkpoint", "list, check and thin out a run's checkpoints; export weights"),
     "report": ("polarlm.cli.report", "draw and sum up what a run did"),
     "quickstart": ("polarlm.cli.quickstart", "from text to a model that writes, in a few minutes"),
 }

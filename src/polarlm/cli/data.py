@@ -27,7 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="prepare | merge | inspect | check | compress")
 
     prepare = verbs.add_parser("prepare", help="text to PREFIX.bin, PREFIX.idx and PREFIX.json")
-    prepare.add_argument("inputs", nargs="+", metavar="INPUT", help="a folder, .txt .md .py .rst .jsonl, or `stdlib`")
+    kinds = ".txt .md .py .rst .jsonl .jsonl.gz .jsonl.zst .parquet"
+    prepare.add_argument("inputs", nargs="+", metavar="INPUT", help=f"a folder, {kinds}, or `stdlib`")
     prepare.add_argument("--tokenizer", required=True, help="`bytes`, or a folder or file")
     prepare.add_argument("--output", type=_prefix, required=True, metavar="PREFIX", help="path without ending")
     prepare.add_argument("--workers", type=_at_least_one, default=os.cpu_count(), help="processes (all cores)")

@@ -10,6 +10,8 @@ import argparse
 import os
 import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Check everything, start the ranks, and at the end draw and sum up what they did."""
     from polarlm.config import UserError, dump_run, load_run
-    from polarlm.launch import check_environment, local_devices, rank_from, run_local
+    from polarlm.launch import check_environment, local_devices, lock, rank_from, run_local
 
     if rank_from(os.environ):
         raise UserError("RANK: another launcher has started this process, but PolarLM starts its own ranks; unset RANK")
@@ -55,11 +57,15 @@ def run(arguments: argparse.Namespace) -> int:
     folder = (arguments.run if is_folder else _find_run(config)) if arguments.resume else None
     if folder is None and config.train.init_from:
         _check_weights(config)
-    folder = _prepare_folder(config, folder)
-    print(f"{folder}: {_introduce(config)}", flush=True)
-    code = run_local(
-        [sys.executable, "-m", "polarlm.cli.rank", str(folder)], config.parallel.ranks, folder / "logs", os.environ
-    )
+    is_new = folder is None
+    folder = folder or _make_folder(config)
+    with lock.hold(folder):
+        with _refusal_named(folder if is_new else None):
+            _write_config(config, folder)
+        print(f"{folder}: {_introduce(config)}", flush=True)
+        code = run_local(
+            [sys.executable, "-m", "polarlm.cli.rank", str(folder)], config.parallel.ranks, folder / "logs", os.environ
+        )
     if code == 0:
         _conclude(folder)
     return code
@@ -99,40 +105,48 @@ def _find_run(config: "RunConfig") -> Path | None:
     return _RUNS / config.name if (_RUNS / config.name).is_dir() else None
 
 
-def _prepare_folder(config: "RunConfig", existing: Path | None) -> Path:
-    """The run's folder with its resolved configuration and its tokenizer: a new one, or one to go on in.
-
-    Raises:
-        UserError: the run to go on with is not this one, or the system lets us write no folder; then none is left.
-    """
-    from polarlm.config import UserError, check_same_run, load_run_folder
+def _make_folder(config: "RunConfig") -> Path:
+    """A new run's folder, with its tokenizer."""
+    from polarlm.data import load_tokenizer
     from polarlm.launch import run_folder
 
-    if existing is not None:
-        check_same_run(load_run_folder(existing), config)
-    folder = existing
-    try:
-        folder = existing or run_folder.create(_RUNS, config.name)
-        _fill_folder(folder, config)
-        run_folder.announce(folder)
-    except OSError as error:
-        if folder is not None and existing is None:
-            shutil.rmtree(folder)
-        raise UserError(
-            f"{error.filename or _RUNS}: cannot be written ({error.strerror}); mend that, or train in another folder"
-        ) from None
+    with _refusal_named():
+        folder = run_folder.create(_RUNS, config.name)
+    with _refusal_named(folder):
+        load_tokenizer(config.data.tokenizer).save(folder / "tokenizer")
     return folder
 
 
-def _fill_folder(folder: Path, config: "RunConfig") -> None:
-    from polarlm.config import dump_run
-    from polarlm.data import load_tokenizer
+@contextmanager
+def _refusal_named(new_folder: Path | None = None) -> Iterator[None]:
+    """What the system refuses to write is named, and no half of a new run's folder is left."""
+    from polarlm.config import UserError
 
-    if not (folder / "tokenizer").exists():
-        load_tokenizer(config.data.tokenizer).save(folder / "tokenizer")
+    try:
+        yield
+    except OSError as error:
+        if new_folder:
+            shutil.rmtree(new_folder)
+        raise UserError(
+            f"{error.filename or _RUNS}: cannot be written ({error.strerror}); mend that, or train in another folder"
+        ) from None
+
+
+def _write_config(config: "RunConfig", folder: Path) -> None:
+    """Let the run's folder hold the resolved configuration, and be the newest run.
+
+    Raises:
+        UserError: the run that is there already is another one.
+    """
+    from polarlm.config import check_same_run, dump_run, load_run_folder
+    from polarlm.launch import run_folder
+
+    if (folder / "config.yaml").exists():
+        check_same_run(load_run_folder(folder), config)
     aside = folder / ".config.yaml.partial"
     aside.write_text(dump_run(config), encoding="utf-8")
     os.replace(aside, folder / "config.yaml")
+    run_folder.announce(folder)
 
 
 def _introduce(config: "RunConfig") -> str:
