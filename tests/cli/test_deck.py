@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from polarlm.cli import main
+from polarlm.launch import check_environment
 
 DECK = {
     "MODEL_SIZE_KEY": "GPT1_5B",
@@ -43,6 +44,21 @@ def test_the_decks_command_is_the_run_it_asks_for(tmp_path, monkeypatch, capsys)
     for name, value in DECK.items():
         assert f"note: {name}={value}: " in shown.err
     assert not list(tmp_path.iterdir())
+
+
+def test_empty_variables_are_as_good_as_none(tmp_path, monkeypatch, capsys):
+    """L18."""
+    monkeypatch.chdir(tmp_path)
+    shown = []
+    launcher = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS", "XDG_CONFIG_HOME")
+    for is_there in (False, True):
+        for name in {*DECK, *OTHERS, *launcher}:
+            monkeypatch.setenv(name, "") if is_there else monkeypatch.delenv(name, raising=False)
+        check_environment(os.environ)
+        assert main("train --model GPT125M --train.steps 5 --show-config".split()) == 0
+        shown.append(capsys.readouterr())
+    assert shown[0] == shown[1]
+    assert "max_positions: 1024" in shown[0].out
 
 
 @pytest.fixture
@@ -79,7 +95,7 @@ def test_the_decks_command_trains_and_two_at_once_do_not_meet(deck, tmp_path):
     runs = [deck(**variables) for variables in asked]
     folders = []
     for run in runs:
-        output, errors = run.communicate(timeout=60)
+        output, errors = run.communicate(timeout=180)
         assert run.returncode == 0, errors
         folders.append(tmp_path / output.partition(":")[0])
     assert {folder.name for folder in folders} == {"deck", "deck-2"}

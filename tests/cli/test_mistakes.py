@@ -96,7 +96,7 @@ MISTAKES = {  # the words typed -> the beginning of what is said, and what else 
     f"{TRAIN} --train.schedule.name wsd --train.schedule.decay-steps 4": [
         "--train.schedule.decay-steps: train.schedule.decay_steps: 4 is more than the 3 steps",
     ],
-    f"{TRAIN} --parallel.pipeline-schedule zigzag": ["--parallel.pipeline-schedule: ", "zigzag", "use 1f1b"],
+    f"{TRAIN} --parallel.pipeline-schedule zigzag": ["--parallel.pipeline-schedule: ", "zigzag", "1f1b"],
     f"{TRAIN} --parallel.ranks 2.5": ["--parallel.ranks: parallel.ranks: 2.5"],
     f"{TRAIN} --model.rope-scaling.factor 2": ["--model.rope-scaling.factor: model.rope_scaling: ", "rotary"],
     f"{TRAIN} --log.trackers csv mlflow": ["--log.trackers: ", "'mlflow'", "wandb"],
@@ -112,7 +112,11 @@ MISTAKES = {  # the words typed -> the beginning of what is said, and what else 
     f"{TRAIN} --train.init-from nowhere": ["train.init_from: nowhere: not a run folder"],
     f"{TRAIN} --train.init-from runs/no_mark": ["train.init_from: runs/no_mark: no complete checkpoint"],
     f"{TRAIN} --model.hidden 32 --train.init-from runs/good": ["train.init_from: ", "of another shape"],
-    f"{TRAIN} --name {'n' * 300}": ["runs/nnn", "choose another name"],
+    f"{TRAIN} --name {'n' * 300}": ["runs/nnn", "cannot be written", "another folder"],
+    f"{TRAIN} --model.family bert": ["--model.family: model.family: 'bert'", "'gpt' or 'llama'"],
+    f"{TRAIN} --model.family gpt llama": ["--model.family: "],
+    f"{TRAIN} --model": ["--model: model.preset: needs a name"],
+    f"{TRAIN} --model zzz": ["--model: model.preset: there is none called 'zzz'; `polarlm models` lists them"],
     "train runs/bad_config --resume": ["runs/bad_config/config.yaml:1: not YAML"],
     "data prepare bad.jsonl --tokenizer bytes --output new/deep/x": ["bad.jsonl:2: not JSON", "--bad-lines skip"],
     "data prepare empty.jsonl --tokenizer bytes --output new/x": ["empty.jsonl: no text in there"],
@@ -124,6 +128,9 @@ MISTAKES = {  # the words typed -> the beginning of what is said, and what else 
     "data inspect data/list": ["data/list.json: is not a manifest"],
     "data inspect data/text --documents -3": ["argument --documents: '-3' is not a whole number"],
     "data compress data/text --split inf,1,1": ["--split inf,1,1: is three proportions"],
+    "data prepare a.jsonl --tokenizer bytes --output .": ["argument --output: '.' has no name"],
+    "data merge data/text --output ..": ["argument --output: '..' has no name"],
+    f"tokenizer train a.jsonl --vocab-size {10**20} --output new": ["vocab-size: 1000", "too large"],
     "tokenizer train nothing --vocab-size 300 --output new": ["nothing: no such file or folder"],
     "tokenizer train empty.jsonl --vocab-size 300 --output new/deep": ["empty.jsonl: no text in there"],
     "tokenizer train bad.jsonl --vocab-size 300 --output new": ["bad.jsonl:2: not JSON"],
@@ -162,6 +169,15 @@ def test_a_mistake_is_one_line_and_leaves_nothing(words, place, capsys, monkeypa
     beginning, *rest = MISTAKES[words]
     assert said.startswith(f"error: {beginning}")
     assert all(word in said for word in rest), said
+
+
+def test_a_list_of_logs_that_cannot_be_written_leaves_no_run(tmp_path, capsys, monkeypatch):
+    (tmp_path / "logfiles").mkdir()
+    (tmp_path / "runs").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert main(TRAIN.split()) == 2
+    assert "error: logfiles: cannot be written (Is a directory)" in capsys.readouterr().err
+    assert not list((tmp_path / "runs").iterdir())
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from polarlm.parallel import Device
 from polarlm.plan import device_peak
 from polarlm.train import fit, open_run
 from polarlm.train.speed import Speedometer
+from polarlm.train.speed import _measured_tflops as measured_tflops  # before it is replaced
 from ranks import run_ranks
 
 SHAPE = "--model.family llama --model.layers 2 --model.hidden 32 --model.heads 4 --model.vocab-size 257"
@@ -84,6 +85,11 @@ def test_accumulation_and_recomputation_change_no_model_flops():
     assert recomputed["model_tflops_per_device"] == plain["model_tflops_per_device"]
     assert recomputed["mfu"] == plain["mfu"]
     assert recomputed["hardware_tflops_per_device"] > plain["hardware_tflops_per_device"]
+
+
+def test_an_unknown_devices_peak_is_measured():
+    """A core of any machine of today takes between 1 and 1000 fp32 GFLOPS."""
+    assert 1e-3 < measured_tflops(Device(torch.device("cpu")), size=256, tries=10) < 1
 
 
 @pytest.mark.parametrize(("precision", "peak"), [("fp32", 19.5), ("bf16", 312.0)])

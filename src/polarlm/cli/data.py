@@ -27,9 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="prepare | merge | inspect | check | compress")
 
     prepare = verbs.add_parser("prepare", help="text to PREFIX.bin, PREFIX.idx and PREFIX.json")
-    prepare.add_argument("inputs", nargs="+", metavar="INPUT", help="a folder, .txt .md .py .rst .jsonl, or `stdlib`")
+    kinds = ".txt .md .py .rst .jsonl .jsonl.gz .jsonl.zst .parquet"
+    prepare.add_argument("inputs", nargs="+", metavar="INPUT", help=f"a folder, {kinds}, or `stdlib`")
     prepare.add_argument("--tokenizer", required=True, help="`bytes`, or a folder or file")
-    prepare.add_argument("--output", type=Path, required=True, metavar="PREFIX", help="path without ending")
+    prepare.add_argument("--output", type=_prefix, required=True, metavar="PREFIX", help="path without ending")
     prepare.add_argument("--workers", type=_at_least_one, default=os.cpu_count(), help="processes (all cores)")
     prepare.add_argument("--text-key", default="text", help="where a JSON line holds its text (text)")
     prepare.add_argument("--bad-lines", choices=["error", "skip"], default="error", help="stop at one, or leave it out")
@@ -39,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     merge = verbs.add_parser("merge", help="several datasets as one, their documents one after the other")
     merge.add_argument("prefixes", nargs="+", metavar="PREFIX")
-    merge.add_argument("--output", type=Path, required=True, metavar="PREFIX", help="path without ending")
+    merge.add_argument("--output", type=_prefix, required=True, metavar="PREFIX", help="path without ending")
 
     inspect = verbs.add_parser("inspect", help="statistics, and the first documents as text")
     inspect.add_argument("prefix", metavar="PREFIX")
@@ -61,6 +62,12 @@ def run(arguments: argparse.Namespace) -> None:
     """Do what the verb says."""
     verbs = {"prepare": _prepare, "merge": _merge, "inspect": _inspect, "check": _check, "compress": _compress}
     verbs[arguments.verb](arguments)
+
+
+def _prefix(text: str) -> Path:
+    if Path(text).name in ("", ".."):
+        raise argparse.ArgumentTypeError(f"{text!r} has no name that .bin and .idx could follow, as data/text has")
+    return Path(text)
 
 
 def _at_least_one(text: str) -> int:

@@ -286,6 +286,8 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, folder: Path, show_pr
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     if vocab_size < len(alphabet) + 1:
         raise UserError(f"vocab-size: {vocab_size} is too small; the bytes and {END_OF_DOCUMENT} alone are 257")
+    if vocab_size >= 2**31:
+        raise UserError(f"vocab-size: {vocab_size} is too large; ids are 32-bit numbers")
     try:
         made = make_folder(folder)
     except OSError as error:  # known before the long work, not after it

@@ -136,7 +136,7 @@ def _sharding(counter: _Counter, config: RunConfig) -> None:
         size = _FP32 * sum(parameter.held(parallel.tensor) for parameter in unit)
         counter.gather_or_scatter("shard", "all_gather", ranks, gathers, size)
         counter.gather_or_scatter("shard", "reduce_scatter", ranks, _reductions(config), size)
-        counter.all_reduce("replicate", ranks, _reductions(config), size / parallel.shards)
+        counter.all_reduce("replicate", ranks, 1, size / parallel.shards)
 
 
 def _tensor(counter: _Counter, config: RunConfig) -> None:

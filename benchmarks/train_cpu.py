@@ -1,0 +1,329 @@
+"""How fast PolarLM trains on this CPU: its own step beside `transformers`' and `litgpt`'s, and beside bare products.
+
+    python benchmarks/train_cpu.py [--threads 2] [--rounds 7] [--only NAME ...]
+
+One model for all: Llama, 8 layers, hidden 512, 8 heads, ffn 1408 (SwiGLU), vocabulary 8192, 34 million parameters, 8
+sequences of 512 random tokens a step, fp32, fused AdamW, gradient norm clipped. A step is forward, loss, backward,
+clipping and the optimizer. Ours is `polarlm.train.train_step`, which every run takes. `litgpt`'s loss is its own; each
+peer runs eager and compiled.
+
+Each contestant is a process of its own that is ready before the first round; they then take a step each in turn, so
+that whatever else the machine does meets all alike. Rates are medians over the rounds, ratios are medians of the ratios
+within a round. "Bare products" are all the products of weights and activations of one step, and nothing else, by
+`torch.mm` into memory that is there already: the matrix rate of this machine at this model's shapes.
+"""
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+from results import as_table, describe_machine, installed_version, publish
+
+LAYERS, HIDDEN, HEADS, FFN, VOCABULARY, LENGTH, BATCH = 8, 512, 8, 1408, 8192, 512, 8
+TOKENS = LENGTH * BATCH
+CLIP, LEARNING_RATE, WARMUP = 1.0, 3e-4, 3
+
+# A contestant: what builds its step, and the package it is of.
+CONTESTANTS = {
+    "polarlm, compiled": ("polarlm", lambda: polarlm_step(compiles=True)),
+    "polarlm, eager": ("polarlm", lambda: polarlm_step(compiles=False)),
+    "transformers, compiled": ("transformers", lambda: transformers_step(compiles=True)),
+    "transformers, eager": ("transformers", lambda: transformers_step(compiles=False)),
+    "litgpt, compiled": ("litgpt", lambda: litgpt_step(compiles=True)),
+    "litgpt, eager": ("litgpt", lambda: litgpt_step(compiles=False)),
+    "bare products": ("torch", lambda: bare_products()),
+}
+OURS, PRODUCTS = "polarlm, compiled", "bare products"
+HOW_TO_INSTALL = {"litgpt": "pip install 'polarlm[bench]' && pip install --no-deps litgpt"}
+
+Step = Callable[[], float]  # takes one, and gives its loss
+
+
+def polarlm_step(compiles: bool) -> tuple[int, Step]:
+    """(parameters, step) of ours."""
+    import torch
+
+    from polarlm.data import Batch
+    from polarlm.parallel import Device, Engine, World
+    from polarlm.train import build_optimizer, train_step
+
+    config = run_config(compiles)
+    engine = Engine(config, World(0, 1, Device(torch.device("cpu"))))
+    optimizer = build_optimizer(engine.model, config.train.optimizer)
+    tokens, targets = (part.numpy() for part in random_tokens())
+    batch = Batch(tokens, targets, torch.arange(LENGTH).expand(BATCH, -1).numpy(), None)
+    count = sum(parameter.numel() for parameter in engine.model.parameters())
+    return count, lambda: train_step(engine, optimizer, [batch], clip=CLIP).loss
+
+
+def run_config(compiles: bool) -> Any:
+    """The run that is timed, as its user would write it."""
+    from polarlm.config import load_run
+
+    shape = {"family": "llama", "layers": LAYERS, "hidden": HIDDEN, "heads": HEADS, "ffn": FFN}
+    shape["vocab-size"] = VOCABULARY
+    train = {"seq-len": LENGTH, "micro-batch-size": BATCH, "steps": 1000, "compile": compiles}
+    fields = {f"model.{name}": value for name, value in shape.items()}
+    fields |= {f"train.{name}": value for name, value in train.items()}
+    flags = [word for path, value in fields.items() for word in (f"--{path}", str(value))]
+    return load_run(None, environment={}, flags=flags).config
+
+
+def transformers_step(compiles: bool) -> tuple[int, Step]:
+    """(parameters, step) of `transformers.LlamaForCausalLM`, which computes its loss itself."""
+    import transformers
+
+    config = transformers.LlamaConfig(
+        num_hidden_layers=LAYERS,
+        hidden_size=HIDDEN,
+        num_attention_heads=HEADS,
+        intermediate_size=FFN,
+        vocab_size=VOCABULARY,
+        max_position_embeddings=LENGTH,
+        use_cache=False,
+    )
+    model = transformers.LlamaForCausalLM(config)
+    tokens, _ = random_tokens()
+    return plain_step(model, compiles, lambda run: run(input_ids=tokens, labels=tokens).loss)
+
+
+def litgpt_step(compiles: bool) -> tuple[int, Step]:
+    """(parameters, step) of `litgpt.GPT`, with the loss its own pre-training uses."""
+    import litgpt
+    from litgpt.utils import chunked_cross_entropy
+
+    config = litgpt.Config(
+        n_layer=LAYERS,
+        n_embd=HIDDEN,
+        n_head=HEADS,
+        intermediate_size=FFN,
+        vocab_size=VOCABULARY,
+        padded_vocab_size=VOCABULARY,
+        block_size=LENGTH,
+        norm_class_name="RMSNorm",
+        mlp_class_name="LLaMAMLP",
+        rotary_percentage=1.0,
+        parallel_residual=False,
+        bias=False,
+    )
+    model = litgpt.GPT(config)
+    tokens, targets = random_tokens()
+    return plain_step(model, compiles, lambda run: chunked_cross_entropy(run(tokens), targets))
+
+
+def plain_step(model: Any, compiles: bool, loss_of: Callable[[Any], Any]) -> tuple[int, Step]:
+    """(parameters, step) of a peer in a plain loop, with the optimizer and clipping that ours has."""
+    import torch
+
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), fused=True)
+    run = torch.compile(model) if compiles else model
+
+    def step() -> float:
+        loss = loss_of(run)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.item()
+
+    return sum(parameter.numel() for parameter in model.parameters()), step
+
+
+def bare_products() -> tuple[int, Step]:
+    """(0, all matrix products of a step's forward and backward): y = x Wᵀ, dx = dy W and dW = dyᵀ x of each matrix."""
+    import torch
+
+    block = [(HIDDEN, HIDDEN)] * 4 + [(FFN, HIDDEN)] * 2 + [(HIDDEN, FFN)]
+    shapes = block * LAYERS + [(VOCABULARY, HIDDEN)]
+    operations = sum(3 * 2 * TOKENS * rows * columns for rows, columns in shapes)
+    assert operations == product_flops(), f"{operations} operations, and by polarlm.plan {product_flops()}"
+    matrices = {shape: (torch.rand(shape), torch.empty(shape)) for shape in set(shapes)}
+    widths = (HIDDEN, FFN, VOCABULARY)
+    activations = {width: (torch.rand(TOKENS, width), torch.empty(TOKENS, width)) for width in widths}
+
+    def products() -> float:
+        for rows, columns in shapes:
+            weight, weight_grad = matrices[rows, columns]
+            (x, x_grad), (y_grad, y) = activations[columns], activations[rows]
+            torch.mm(x, weight.mT, out=y)
+            torch.mm(y_grad, weight, out=x_grad)
+            torch.mm(y_grad.mT, x, out=weight_grad)
+        return 0.0
+
+    return 0, products
+
+
+def product_flops() -> int:
+    """Operations of a step's products of weights with activations: all but attention's own two."""
+    from polarlm.plan import attention_score_flops, model_flops
+
+    model = run_config(False).model
+    scores = LAYERS * attention_score_flops(model, TOKENS, LENGTH, causal=False)
+    return model_flops(model, TOKENS, LENGTH, causal=False) - 3 * scores
+
+
+def random_tokens() -> Any:
+    """(tokens, targets), int64 [B, S] each: the same for all."""
+    import torch
+
+    ids = torch.randint(VOCABULARY, (BATCH, LENGTH + 1), generator=torch.Generator().manual_seed(1))
+    return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+
+
+class Contestant:
+    """A process that takes a step whenever it is told to."""
+
+    def __init__(self, name: str, threads: int) -> None:
+        command = [sys.executable, __file__, "--contestant", name]
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+        self.parameters = self._answer()["parameters"]
+
+    def __enter__(self) -> "Contestant":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._process.stdin.close()
+        self._process.wait()
+
+    def step(self) -> dict[str, float]:
+        """Take one: {seconds, loss, peak_mib}."""
+        self._process.stdin.write("step\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> dict[str, float]:
+        for line in self._process.stdout:
+            if line.startswith("{"):
+                return json.loads(line)
+        raise SystemExit(f"a contestant ended early with code {self._process.wait()}")
+
+
+def contend(name: str) -> None:
+    """The other end of `Contestant`: warm up, then take a step for each line of the input."""
+    parameters, step = CONTESTANTS[name][1]()
+    for _ in range(WARMUP):
+        step()
+    print(json.dumps({"parameters": parameters}), flush=True)
+    for _ in sys.stdin:
+        start = time.perf_counter()
+        loss = step()
+        seconds = time.perf_counter() - start
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+        print(json.dumps({"seconds": seconds, "loss": loss, "peak_mib": peak}), flush=True)
+
+
+def measure(names: list[str], threads: int, rounds: int) -> dict[str, Any]:
+    """Every contestant's steps, and what they mean."""
+    from polarlm.plan import model_flops
+
+    machine = describe_machine("polarlm", "torch", "transformers", "litgpt") | {"threads": threads}
+    absent = {name: package for name in names if installed_version(package := CONTESTANTS[name][0]) is None}
+    steps: dict[str, list[dict[str, float]]] = {name: [] for name in names if name not in absent}
+    with ExitStack() as stack:
+        contestants = {}
+        for name in steps:
+            print(f"getting ready: {name}", file=sys.stderr)
+            contestants[name] = stack.enter_context(Contestant(name, threads))
+        sizes = {contestant.parameters for contestant in contestants.values()} - {0}
+        assert len(sizes) == 1, f"the models differ in size: {sizes}"
+        for _ in range(rounds):
+            for name, contestant in contestants.items():
+                steps[name].append(contestant.step())
+    seconds = {name: [step["seconds"] for step in taken] for name, taken in steps.items()}
+    model = run_config(False).model
+    flops = {
+        "full": model_flops(model, TOKENS, LENGTH, causal=False),
+        "causal": model_flops(model, TOKENS, LENGTH, causal=True),
+    }
+    bare = seconds.get(PRODUCTS)
+    results = {}
+    for name in steps:
+        results[name] = {
+            "tokens_per_s": TOKENS / statistics.median(seconds[name]),
+            "seconds": seconds[name],
+            "peak_mib": steps[name][-1]["peak_mib"],
+            "last_loss": steps[name][-1]["loss"],
+        }
+        if name != PRODUCTS and bare:
+            results[name] |= {
+                f"share_of_matrix_rate_{count}": flops[count] / product_flops() * ratio(bare, seconds[name])
+                for count in flops
+            }
+        if OURS in seconds:
+            results[name]["polarlm_compiled_is_faster_by"] = ratio(seconds[name], seconds[OURS])
+    return {
+        "machine": machine,
+        "parameters": sizes.pop(),
+        "bare_products_gflops_per_s": product_flops() / statistics.median(bare) / 1e9 if bare else None,
+        "contestants": results,
+        "not_installed": {name: how_to_install(package) for name, package in absent.items()},
+    }
+
+
+def ratio(above: list[float], below: list[float]) -> float:
+    """Median over the rounds of one's seconds divided by the other's."""
+    return statistics.median(a / b for a, b in zip(above, below, strict=True))
+
+
+def how_to_install(package: str) -> str:
+    """What to type to have a peer."""
+    return HOW_TO_INSTALL.get(package, f"pip install {package}")
+
+
+def describe(result: dict[str, Any]) -> str:
+    """The result as a Markdown table."""
+    rows = []
+    for name, values in result["contestants"].items():
+        if name == PRODUCTS:
+            rows.append([name, "", f"{result['bare_products_gflops_per_s']:,.1f} GFLOP/s", "100 %", "", ""])
+            continue
+        shares = [values.get(f"share_of_matrix_rate_{count}") for count in ("full", "causal")]
+        rows.append(
+            [
+                name,
+                f"{values['tokens_per_s']:,.0f}",
+                f"{values.get('polarlm_compiled_is_faster_by', float('nan')):.2f}",
+                *("" if share is None else f"{share:.1%}" for share in shares),
+                f"{values['peak_mib']:,}",
+            ]
+        )
+    rows += [[name, f"not installed: {how}", "", "", "", ""] for name, how in result["not_installed"].items()]
+    heads = [
+        "",
+        "tokens/s",
+        "its step ÷ polarlm's, compiled",
+        "share of the matrix rate, attention in full",
+        "causal half only",
+        "peak MiB",
+    ]
+    return as_table(heads, rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--only", nargs="+", choices=CONTESTANTS, default=list(CONTESTANTS), metavar="NAME")
+    parser.add_argument("--contestant", choices=CONTESTANTS, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.contestant:
+        contend(arguments.contestant)
+        return
+    result = measure(arguments.only, arguments.threads, arguments.rounds)
+    publish("train_cpu", result, describe(result))
+
+
+if __name__ == "__main__":
+    main()
