@@ -53,4 +53,4 @@ def _processor() -> str:
     except OSError:
         return platform.processor()
     facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
-    return f"{facts.get('model name', platform.processor())} (family {facts.get('cpu family')}, model {facts.get('model')})"
+    return "{} (family {}, model {})".format(*(facts.get(name) for name in ("model name", "cpu family", "model")))

@@ -107,7 +107,9 @@ def measure(ranks: int, rounds: int) -> dict[str, Any]:
         script = folder / "bare.py"
         script.write_text(textwrap.dedent(BARE))
         commands = {"polarlm": polarlm_command(ranks), "bare": bare_command(ranks, script)}
-        turns = [{name: time_first_step(command, folder) for name, command in commands.items()} for _ in range(rounds + 1)]
+        turns = [
+            {name: time_first_step(command, folder) for name, command in commands.items()} for _ in range(rounds + 1)
+        ]
     sizes = {turn[name]["parameters"] for turn in turns for name in commands}
     assert len(sizes) == 1, f"the two models differ in size: {sizes}"
     result: dict[str, Any] = {"ranks": ranks, "parameters": sizes.pop()}
@@ -121,7 +123,7 @@ def measure(ranks: int, rounds: int) -> dict[str, Any]:
 
 def describe(results: list[dict[str, Any]]) -> str:
     """The results as a Markdown table."""
-    heads = ["ranks", "polarlm, s to the first step", "bare, s", "ratio", "polarlm, CPU s in all", "bare, CPU s", "ratio"]
+    heads = ["ranks", "polarlm, s to the first step", "bare, s", "ratio", "polarlm, CPU s", "bare, CPU s", "ratio"]
     rows = []
     for result in results:
         row = [str(result["ranks"])]

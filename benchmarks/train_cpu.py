@@ -7,10 +7,10 @@ sequences of 512 random tokens a step, fp32, fused AdamW, gradient norm clipped.
 clipping and the optimizer. Ours is `polarlm.train.train_step`, which every run takes. `litgpt`'s loss is its own; each
 peer runs eager and compiled.
 
-Each contestant is a process of its own that is ready before the first round; they then take a step each in turn, so that
-whatever else the machine does meets all alike. Rates are medians over the rounds, ratios are medians of the ratios
-within a round. "Bare products" are all the matrix products of one step, and nothing else, by `torch.mm` into memory that
-is there already: the matrix rate of this machine at this model's shapes.
+Each contestant is a process of its own that is ready before the first round; they then take a step each in turn, so
+that whatever else the machine does meets all alike. Rates are medians over the rounds, ratios are medians of the ratios
+within a round. "Bare products" are all the products of weights and activations of one step, and nothing else, by
+`torch.mm` into memory that is there already: the matrix rate of this machine at this model's shapes.
 """
 
 import argparse
@@ -147,7 +147,8 @@ def bare_products() -> tuple[int, Step]:
     operations = sum(3 * 2 * TOKENS * rows * columns for rows, columns in shapes)
     assert operations == product_flops(), f"{operations} operations, and by polarlm.plan {product_flops()}"
     matrices = {shape: (torch.rand(shape), torch.empty(shape)) for shape in set(shapes)}
-    activations = {width: (torch.rand(TOKENS, width), torch.empty(TOKENS, width)) for width in (HIDDEN, FFN, VOCABULARY)}
+    widths = (HIDDEN, FFN, VOCABULARY)
+    activations = {width: (torch.rand(TOKENS, width), torch.empty(TOKENS, width)) for width in widths}
 
     def products() -> float:
         for rows, columns in shapes:

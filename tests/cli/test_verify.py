@@ -71,7 +71,7 @@ def test_on_the_ranks_of_a_launcher_one_of_them_speaks():
         subprocess.Popen(command, env=common | {"RANK": rank, "LOCAL_RANK": rank}, stdout=subprocess.PIPE, text=True)
         for rank in "01"
     ]
-    (first, _), (second, _) = (rank.communicate(timeout=60) for rank in ranks)
+    (first, _), (second, _) = (rank.communicate(timeout=240) for rank in ranks)
     assert [rank.returncode for rank in ranks] == [0, 0]
     assert first.splitlines()[-1] == "2 ok, 0 FAILED, 0 not tried"
     assert second == ""

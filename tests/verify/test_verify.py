@@ -18,13 +18,13 @@ def _rows(*names, flags=(), ranks=4):
 
 
 def test_right_layouts_pass():
-    rows = _rows("alone", "zero3-data2", "tensor2")
+    rows = _rows("alone", "zero3-data2", "tensor2", "pipeline2-dualpipev")
     assert {key: row.verdict for key, row in rows.items()} == dict.fromkeys(rows, "ok")
-    assert [key[1] for key in rows] == ["gpt", "llama"] * 3
-    row = rows["tensor2", "gpt"]
-    assert "embedding.positions.weight" in row.gradients
-    assert 0 < max(row.gradients.values()) < 1e-5
-    assert 0 < max(row.weights.values()) < 1e-5
+    assert [key[1] for key in rows] == ["gpt", "llama"] * 4
+    for (_, model), row in rows.items():
+        assert list(row.gradients) == list(row.weights) == list(rows["alone", model].gradients)
+        assert 0 < max(row.gradients.values()) < 1e-5
+        assert 0 < max(row.weights.values()) < 1e-5
 
 
 def test_bf16_passes_within_its_own_bound():

@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "models": ("polarlm.cli.models", "list the model presets and their sizes"),
     "tokenizer": ("polarlm.cli.tokenizer", "train a tokenizer on text"),
     "data": ("polarlm.cli.data", "turn text into token ids, and look at them"),
+    "layout": ("polarlm.cli.layout", "show how a run will lie over its ranks"),
     "train": ("polarlm.cli.train", "train a model as a run file says, or go on with a run"),
     "verify": ("polarlm.cli.verify", "prove here that every layout computes what one process does"),
     "generate": ("polarlm.cli.generate", "let a trained model write"),

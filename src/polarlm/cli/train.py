@@ -10,8 +10,6 @@ import argparse
 import os
 import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,6 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Check everything, start the ranks, and at the end draw and sum up what they did."""
     from polarlm.config import UserError, dump_run, load_run
     from polarlm.launch import check_environment, local_devices, lock, rank_from, run_local
+    from polarlm.report import describe_layout
 
     if rank_from(os.environ):
         raise UserError("RANK: another launcher has started this process, but PolarLM starts its own ranks; unset RANK")
@@ -60,9 +59,10 @@ def run(arguments: argparse.Namespace) -> int:
     is_new = folder is None
     folder = folder or _make_folder(config)
     with lock.hold(folder):
-        with _refusal_named(folder if is_new else None):
-            _write_config(config, folder)
+        _fill_folder(folder, config, is_new)
         print(f"{folder}: {_introduce(config)}", flush=True)
+        if config.parallel.ranks > 1:
+            print(describe_layout(config), flush=True)
         code = run_local(
             [sys.executable, "-m", "polarlm.cli.rank", str(folder)], config.parallel.ranks, folder / "logs", os.environ
         )
@@ -106,47 +106,43 @@ def _find_run(config: "RunConfig") -> Path | None:
 
 
 def _make_folder(config: "RunConfig") -> Path:
-    """A new run's folder, with its tokenizer."""
+    """A new run's folder, empty but for its logs'."""
+    from polarlm.config import UserError
+    from polarlm.launch import run_folder
+
+    try:
+        return run_folder.create(_RUNS, config.name)
+    except OSError as error:
+        raise UserError(f"{_cannot_write(error)}, or choose another name") from None
+
+
+def _fill_folder(folder: Path, config: "RunConfig", is_new: bool) -> None:
+    """Put the resolved configuration and the tokenizer into the run's folder, and let it be the newest run.
+
+    Raises:
+        UserError: the run to go on with is not this one, or the system lets us write nothing; then no new one is left.
+    """
+    from polarlm.config import UserError, check_same_run, dump_run, load_run_folder
     from polarlm.data import load_tokenizer
     from polarlm.launch import run_folder
 
-    with _refusal_named():
-        folder = run_folder.create(_RUNS, config.name)
-    with _refusal_named(folder):
-        load_tokenizer(config.data.tokenizer).save(folder / "tokenizer")
-    return folder
-
-
-@contextmanager
-def _refusal_named(new_folder: Path | None = None) -> Iterator[None]:
-    """What the system refuses to write is named, and no half of a new run's folder is left."""
-    from polarlm.config import UserError
-
-    try:
-        yield
-    except OSError as error:
-        if new_folder:
-            shutil.rmtree(new_folder)
-        raise UserError(
-            f"{error.filename or _RUNS}: cannot be written ({error.strerror}); mend that, or train in another folder"
-        ) from None
-
-
-def _write_config(config: "RunConfig", folder: Path) -> None:
-    """Let the run's folder hold the resolved configuration, and be the newest run.
-
-    Raises:
-        UserError: the run that is there already is another one.
-    """
-    from polarlm.config import check_same_run, dump_run, load_run_folder
-    from polarlm.launch import run_folder
-
-    if (folder / "config.yaml").exists():
+    if not is_new:
         check_same_run(load_run_folder(folder), config)
-    aside = folder / ".config.yaml.partial"
-    aside.write_text(dump_run(config), encoding="utf-8")
-    os.replace(aside, folder / "config.yaml")
-    run_folder.announce(folder)
+    try:
+        if not (folder / "tokenizer").exists():
+            load_tokenizer(config.data.tokenizer).save(folder / "tokenizer")
+        aside = folder / ".config.yaml.partial"
+        aside.write_text(dump_run(config), encoding="utf-8")
+        os.replace(aside, folder / "config.yaml")
+        run_folder.announce(folder)
+    except OSError as error:
+        if is_new:
+            shutil.rmtree(folder)
+        raise UserError(_cannot_write(error)) from None
+
+
+def _cannot_write(error: OSError) -> str:
+    return f"{error.filename or _RUNS}: cannot be written ({error.strerror}); mend that, or train in another folder"
 
 
 def _introduce(config: "RunConfig") -> str:

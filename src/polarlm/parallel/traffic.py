@@ -59,7 +59,8 @@ _SHARES: dict[str, Callable[[int], float]] = {
 class TrafficCounter(TorchDispatchMode):
     """While it is entered, counts what this rank sends.
 
-    A group of every rank counts as the axis `world`, whichever axis is that long; a group of one sends nothing.
+    A group of every rank counts as the axis `world`, whichever axis is that long, one of no axis as `other`; a group of
+    one sends nothing.
 
     Attributes:
         calls, bytes: by (axis, kind); kinds are all_gather, reduce_scatter, all_reduce, all_to_all, send, broadcast,
@@ -70,7 +71,7 @@ class TrafficCounter(TorchDispatchMode):
         super().__init__()
         self.calls: dict[tuple[str, str], int] = {}
         self.bytes: dict[tuple[str, str], float] = {}
-        self._axes = _axis_of_groups(mesh)
+        self._axes = _axes_of(mesh)
 
     def __torch_dispatch__(self, func: Any, types: Sequence[type], args: tuple = (), kwargs: dict | None = None) -> Any:
         """Count, and do."""
@@ -87,17 +88,25 @@ class TrafficCounter(TorchDispatchMode):
         ranks = group.size()
         if ranks == 1:
             return
-        key = self._axes.get(group.group_name, group.group_name), kind
+        # DTensor may speak through the equal group of a mesh before this one, whose operations it keeps: same ranks.
+        names = group.group_name, tuple(dist.get_process_group_ranks(group))
+        key = next((self._axes[name] for name in names if name in self._axes), "other"), kind
         share = _SHARES[kind](ranks) if kind in _SHARES else 1
         self.calls[key] = self.calls.get(key, 0) + 1
         self.bytes[key] = self.bytes.get(key, 0.0) + _bytes(args[position]) * share
 
 
-def _axis_of_groups(mesh: Mesh) -> dict[str, str]:
-    """The axis each process group of a mesh is of, by the group's name."""
-    views = [view for view in (mesh.tokens, mesh.weights) if view is not None]
-    axes = {view[axis].get_group().group_name: axis for view in views for axis in view.mesh_dim_names}
-    return axes | ({dist.group.WORLD.group_name: "world"} if views else {})
+def _axes_of(mesh: Mesh) -> dict[str | tuple[int, ...], str]:
+    """The axis of each process group of a mesh, by the group's name and by its ranks."""
+    if mesh.tokens is None or mesh.weights is None:
+        return {}
+    axes: dict[str | tuple[int, ...], str] = {}
+    for view in (mesh.tokens, mesh.weights):
+        for axis in view.mesh_dim_names:
+            group = view[axis].get_group()
+            axes |= {group.group_name: axis, tuple(dist.get_process_group_ranks(group)): axis}
+    world = dist.group.WORLD
+    return axes | {world.group_name: "world", tuple(dist.get_process_group_ranks(world)): "world"}
 
 
 def _group_of(args: tuple) -> dist.ProcessGroup:

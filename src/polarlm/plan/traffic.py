@@ -14,24 +14,18 @@ at least (n-1)/n·b in a reduce-scatter or an all-to-all, (n-1)·b in an all-gat
 - Ulysses (arXiv 2309.14509, section 3.1): 4 all-to-alls an attention, with q, k and v in one.
 - Ring (arXiv 2310.01889): keys and values are sent n-1 times forward; backward, with their gradients, n times.
 - Pipeline (arXiv 2104.04473, section 2.2): hidden states cross each boundary between stages once, their gradients once.
-- Besides, three sums of one number over all ranks: trained tokens, loss, who was asked to stop; and the gradient norm,
-  a number a parameter.
+  Schedules that split a backward pass gather and scatter as ZeRO-1 does. The two copies of a tied head trade gradients.
+- Besides, three sums of one number over all ranks: trained tokens, loss, who was asked to stop; and for the gradient
+  norm a number a parameter along the axes that share it out, and one along the pipeline.
 """
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
-from polarlm.config import RunConfig
+from polarlm.config import SPLIT_BACKWARD, RunConfig, pipeline_stages
 from polarlm.plan.shapes import Parameter, block_parameters, embedding_parameters, head_parameters
 
 _FP32, _FP64 = 4, 8
-_STAGES_PER_RANK = {
-    "interleaved1f1b": 2,
-    "loopedbfs": 2,
-    "interleavedzerobubble": 2,
-    "zbvzerobubble": 2,
-    "dualpipev": 2,
-}
-_V_SHAPED = ("zbvzerobubble", "dualpipev")  # the last stage of the first round and the first of the second share a rank
 
 
 @dataclass
@@ -97,10 +91,10 @@ class _Counter:
 
 def _bookkeeping(counter: _Counter, config: RunConfig) -> None:
     counter.all_reduce("world", counter.ranks, 3, _FP64)
-    ranks = counter.ranks / config.parallel.pipeline
+    parameters = sum(map(len, _units(config))) - _has_copy(config)
     for axis in ("shard", "tensor"):
-        if config.parallel.pipeline == 1:
-            counter.all_reduce(axis, ranks, 1, sum(map(len, _units(config))) * _FP32)
+        counter.all_reduce(axis, counter.ranks, 1, parameters / config.parallel.pipeline * _FP32)
+    counter.all_reduce("pipeline", counter.ranks, 1, _FP32)
 
 
 def _units(config: RunConfig) -> list[list[Parameter]]:
@@ -108,35 +102,46 @@ def _units(config: RunConfig) -> list[list[Parameter]]:
     model, parallel = config.model, config.parallel
     first = embedding_parameters(model)
     last = head_parameters(model)
-    if model.tied_embeddings and parallel.pipeline == 1:
+    if model.tied_embeddings and not _has_copy(config):
         del last["head.weight"]
     outer = [first | last] if parallel.pipeline == 1 else [first, last]
     blocks = [block_parameters(model, parallel.tensor)] * model.layers
     return [list(unit.values()) for unit in (*blocks, *outer)]
 
 
+def _has_copy(config: RunConfig) -> bool:
+    """Whether a tied head stands on another stage than the embedding."""
+    return config.model.tied_embeddings and config.parallel.pipeline > 1
+
+
 def _reductions(config: RunConfig) -> int:
     """How many times a step gradients are reduced."""
+    return _microbatches(config) if config.parallel.zero_stage >= 2 and not _splits_backward(config) else 1
+
+
+def _splits_backward(config: RunConfig) -> bool:
+    return config.parallel.pipeline > 1 and config.parallel.pipeline_schedule in SPLIT_BACKWARD
+
+
+def _microbatches(config: RunConfig) -> int:
     assert config.train.gradient_accumulation_steps is not None
-    return config.train.gradient_accumulation_steps if config.parallel.zero_stage >= 2 else 1
+    return config.train.gradient_accumulation_steps
 
 
 def _sharding(counter: _Counter, config: RunConfig) -> None:
-    parallel, microbatches = config.parallel, config.train.gradient_accumulation_steps
-    assert microbatches is not None
+    parallel = config.parallel
     ranks = counter.ranks / parallel.pipeline  # those that hold a unit
-    gathers = 2 * microbatches if parallel.zero_stage == 3 else 1
+    gathers = 2 * _microbatches(config) if parallel.zero_stage == 3 and not _splits_backward(config) else 1
     for unit in _units(config):
         size = _FP32 * sum(parameter.held(parallel.tensor) for parameter in unit)
         counter.gather_or_scatter("shard", "all_gather", ranks, gathers, size)
         counter.gather_or_scatter("shard", "reduce_scatter", ranks, _reductions(config), size)
-        counter.all_reduce("replicate", ranks, _reductions(config), size / parallel.shards)
+        counter.all_reduce("replicate", ranks, 1, size / parallel.shards)
 
 
 def _tensor(counter: _Counter, config: RunConfig) -> None:
     model = config.model
-    microbatches = config.train.gradient_accumulation_steps
-    assert microbatches is not None
+    microbatches = _microbatches(config)
     ranks = counter.ranks / config.parallel.pipeline
     tokens = _tokens(config)
     exchanges = (4 * model.layers + 2) * microbatches
@@ -150,8 +155,7 @@ def _tensor(counter: _Counter, config: RunConfig) -> None:
 
 def _context(counter: _Counter, config: RunConfig) -> None:
     model, parallel = config.model, config.parallel
-    microbatches, n = config.train.gradient_accumulation_steps, parallel.context
-    assert microbatches is not None
+    n = parallel.context
     if n == 1:
         return
     ranks = counter.ranks / parallel.pipeline
@@ -159,7 +163,7 @@ def _context(counter: _Counter, config: RunConfig) -> None:
     heads = model.heads // parallel.tensor
     kv_heads = model.kv_heads // parallel.tensor if shares_kv else _read_kv_heads(model.heads, model.kv_heads, heads)
     head = _tokens(config) * model.head_dim * _FP32
-    calls = model.layers * microbatches
+    calls = model.layers * _microbatches(config)
     if parallel.context_method == "ring":
         counter.add("context", "send", ranks, calls * (n - 1), 2 * kv_heads * head)
         counter.add("context", "send", ranks, calls * n, 4 * kv_heads * head)
@@ -175,13 +179,15 @@ def _read_kv_heads(heads: int, kv_heads: int, local: int) -> int:
 
 
 def _pipeline(counter: _Counter, config: RunConfig) -> None:
-    parallel, microbatches = config.parallel, config.train.gradient_accumulation_steps
-    assert microbatches is not None
-    schedule = parallel.pipeline_schedule
-    boundaries = parallel.pipeline * _STAGES_PER_RANK.get(schedule, 1) - 1 - (schedule in _V_SHAPED)
-    hidden = _tokens(config) // parallel.tensor * config.model.hidden * _FP32
+    model, parallel = config.model, config.parallel
+    ranks = [stage.rank for stage in pipeline_stages(config)]
+    boundaries = sum(one != other for one, other in pairwise(ranks))
+    hidden = _tokens(config) // parallel.tensor * model.hidden * _FP32
     lines = counter.ranks / parallel.pipeline
-    counter.add("pipeline", "send", lines, 2 * boundaries * microbatches, hidden)
+    counter.add("pipeline", "send", lines, 2 * boundaries * _microbatches(config), hidden)
+    if _has_copy(config) and ranks[0] != ranks[-1]:
+        tied = head_parameters(model)["head.weight"].held(parallel.tensor) / parallel.shards
+        counter.add("pipeline", "send", lines, 2, tied * _FP32)
 
 
 def _tokens(config: RunConfig) -> int:

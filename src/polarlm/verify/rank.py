@@ -76,6 +76,7 @@ def count_layout(world: World, layout: str, model: str, config: RunConfig) -> Tr
     engine = Engine(config, world)
     optimizer = build_optimizer(engine.model, config.train.optimizer)
     batches = microbatches(config, 0, engine.data_rank, engine.data_ranks)
+    train_step(engine, optimizer, batches, clip=config.train.optimizer.clip)  # the first one opens connections, too
     with TrafficCounter(engine.mesh) as counter:
         train_step(engine, optimizer, batches, clip=config.train.optimizer.clip)
     calls, sizes = (_add_up(world.gather(counts)) for counts in (counter.calls, counter.bytes))

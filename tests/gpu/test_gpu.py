@@ -1,0 +1,136 @@
+"""On an accelerator: the same training as on a CPU, resumed to the bit, compiled, in bf16, with memory that is counted.
+
+Here only where there is one; elsewhere the end of the tests' output names them (tests/conftest.py).
+"""
+
+import json
+import math
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from polarlm.config import load_run
+from polarlm.data import Batch
+from polarlm.parallel import Device, Engine, World, local_device
+from polarlm.plan import count_parameters
+from polarlm.train import build_optimizer, train_step
+
+pytestmark = pytest.mark.gpu
+
+STEPS, ROWS, LENGTH, VOCABULARY = 5, 8, 128, 512
+FIELDS = {
+    "model.layers": 4, "model.hidden": 128, "model.heads": 4, "model.vocab-size": VOCABULARY,
+    "train.steps": STEPS, "train.seq-len": LENGTH, "train.micro-batch-size": ROWS, "train.optimizer.eps": 1e-6,
+}  # fmt: skip
+FLAGS = [word for path, value in FIELDS.items() for word in (f"--{path}", str(value))]
+LLAMA = ["--model.family", "llama", "--model.kv-heads", "2"]
+CPU = Device(torch.device("cpu"))
+
+
+def _train(device, *flags):
+    """Losses and norms of the steps, the gradients of the first, and the weights after the last, all on the CPU."""
+    config = load_run(None, environment={}, flags=[*FLAGS, *flags]).config
+    engine = Engine(config, World(0, 1, device))
+    optimizer = build_optimizer(engine.model, config.train.optimizer)
+    steps, gradients = [], {}
+
+    def keep_first(*_):
+        if not gradients:
+            gradients.update({name: weight.grad.cpu().clone() for name, weight in engine.model.named_parameters()})
+
+    optimizer.register_step_pre_hook(keep_first)
+    for step in range(STEPS):
+        ids = np.random.default_rng(step).integers(VOCABULARY, size=(ROWS, LENGTH + 1))
+        positions = np.broadcast_to(np.arange(LENGTH), (ROWS, LENGTH)).copy()
+        batch = Batch(ids[:, :-1].copy(), ids[:, 1:].copy(), positions, None)
+        result = train_step(engine, optimizer, [batch], clip=1.0)
+        steps.append([result.loss, result.grad_norm])
+    return torch.tensor(steps), gradients, {name: weight.cpu() for name, weight in engine.model.state_dict().items()}
+
+
+def _assert_close(found, expected, bound):
+    """Each tensor by name, within `bound` of its own norm."""
+    assert found.keys() == expected.keys()
+    for name, tensor in found.items():
+        off = ((tensor.float() - expected[name].float()).norm() / expected[name].float().norm()).item()
+        assert off <= bound, f"{name} is off by {off:.2g} of its norm"  # not so for NaN
+
+
+@pytest.mark.parametrize("family", ["gpt", "llama"])
+def test_trains_as_a_cpu_does(family):
+    steps, gradients, weights = _train(local_device(0), "--model.family", family)
+    cpu_steps, cpu_gradients, cpu_weights = _train(CPU, "--model.family", family)
+    torch.testing.assert_close(steps, cpu_steps, rtol=1e-4, atol=0)
+    _assert_close(gradients, cpu_gradients, 1e-4)
+    _assert_close(weights, cpu_weights, 1e-4)
+
+
+def test_compiled_it_takes_the_same_steps():
+    steps, gradients, weights = _train(local_device(0), *LLAMA)
+    compiled_steps, compiled_gradients, compiled_weights = _train(local_device(0), *LLAMA, "--train.compile")
+    torch.testing.assert_close(compiled_steps, steps, rtol=1e-4, atol=0)
+    _assert_close(compiled_gradients, gradients, 1e-4)
+    _assert_close(compiled_weights, weights, 1e-4)
+
+
+@pytest.mark.parametrize("attention", ["flash", "math"])
+def test_bf16_stays_near_fp32(attention):
+    steps, gradients, _ = _train(local_device(0), *LLAMA)
+    precise = ["--train.precision", "bf16", "--train.attention", attention]
+    bf16_steps, bf16_gradients, bf16_weights = _train(local_device(0), *LLAMA, *precise)
+    torch.testing.assert_close(bf16_steps, steps, rtol=2e-2, atol=0)
+    _assert_close(bf16_gradients, gradients, 5e-2)
+    assert all(weight.dtype == torch.float32 for weight in bf16_weights.values())
+    assert any(not torch.equal(bf16_gradients[name], gradients[name]) for name in gradients), "bf16 was not used"
+
+
+def test_memory_is_the_devices_and_holds_the_training_state():
+    device = local_device(0)
+    torch.accelerator.reset_peak_memory_stats()
+    _train(device, *LLAMA)
+    config = load_run(None, environment={}, flags=[*FLAGS, *LLAMA]).config
+    state = 4 * 4 * count_parameters(config.model)  # weights, gradients, two moments in fp32
+    activations = ROWS * LENGTH * config.model.hidden * 4 * config.model.layers
+    assert device.peak_memory_bytes() == torch.accelerator.max_memory_allocated()
+    assert state + activations < device.peak_memory_bytes() < 20 * (state + activations)
+
+
+def test_a_resumed_run_is_equal_to_the_bit(tmp_path):
+    whole, parted = tmp_path / "whole", tmp_path / "parted"
+    flags = [*FLAGS, *LLAMA, "--train.attention", "math", "--parallel.ranks", "1", "--checkpoint.every", "2"]
+    flags += ["--model.dropout", "0.1"]
+    _polarlm(whole, *flags)
+    _polarlm(parted, *flags)
+    for step in (4, 5):  # as if it had been killed after step 3
+        shutil.rmtree(parted / "runs/run/checkpoints" / f"step-{step}")
+    _polarlm(parted, *flags, "--resume")
+    losses = [_losses(folder / "runs/run/metrics.jsonl") for folder in (whole, parted)]
+    assert losses[0] == losses[1]
+    assert all(map(math.isfinite, losses[0]))
+    whole_weights, weights = (_weights(folder / f"runs/run/checkpoints/step-{STEPS}") for folder in (whole, parted))
+    assert whole_weights.keys() == weights.keys()
+    assert all(torch.equal(weights[name], whole_weights[name]) for name in weights)
+
+
+def _polarlm(folder, *flags):
+    folder.mkdir(exist_ok=True)
+    command = [sys.executable, "-m", "polarlm", "train", "--name", "run", *flags]
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr
+
+
+def _losses(path):
+    return [json.loads(line)["loss"] for line in path.read_text().splitlines()]
+
+
+def _weights(checkpoint):
+    """Every tensor of a checkpoint, the optimizer's too."""
+    tensors = {}
+    for file in checkpoint.rglob("*.safetensors"):
+        tensors |= load_file(file)
+    return tensors
