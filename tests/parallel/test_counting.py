@@ -1,4 +1,4 @@
-"""What is summed over ranks counts once: trained tokens, each parameter, each token's dropout."""
+"""What is summed over ranks counts once: trained tokens, and each parameter."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,6 @@ from polarlm.data import Batch
 from polarlm.model import IGNORED
 from polarlm.parallel import Engine
 from polarlm.train import build_optimizer, train_step
-from polarlm.train.run import seed_dropout
 from ranks import run_ranks
 
 SEQ, VOCAB = 16, 61
@@ -94,14 +93,17 @@ def test_a_batch_cut_in_any_way_has_the_same_gradients():
 
 
 @pytest.mark.parametrize("flags", [RING, ULYSSES, ["--parallel.context", "4"], [*ULYSSES[:1], "4", *ULYSSES[2:]]])
-@pytest.mark.parametrize("trained", ["one token", "some"])
-def test_sequence_shards_divide_by_the_whole_sequences_tokens(flags, trained):
-    """B21: with one trained token, all ranks but one have none."""
-    some = np.random.default_rng(3).random((2, SEQ)) < 0.4
-    batch = _batch(_targets(np.arange(SEQ)[None].repeat(2, 0) == 13 if trained == "one token" else some))
-    [expected] = run_ranks(1, _step, [], [batch])
-    for result in run_ranks(int(flags[1]), _step, flags, [batch]):
-        _assert_same(result, expected)
+def test_sequence_shards_divide_by_the_whole_sequences_tokens(flags):
+    """B21: some tokens trained, and one a sequence, of which all ranks but one have none."""
+    some, one = np.random.default_rng(3).random((2, SEQ)) < 0.4, np.arange(SEQ)[None].repeat(2, 0) == 13
+
+    def steps(world, *flags):
+        return [_step(world, flags, [_batch(_targets(trained))]) for trained in (some, one)]
+
+    [expected] = run_ranks(1, steps)
+    for results in run_ranks(int(flags[1]), steps, *flags):
+        for result, alone in zip(results, expected, strict=True):
+            _assert_same(result, alone)
 
 
 @pytest.mark.parametrize(("ranks", "flags"), [(2, TENSOR), (4, [*TENSOR, "--parallel.zero-stage", "3"])])
@@ -135,34 +137,3 @@ def test_two_models_in_one_process_do_not_disturb_each_other():
 def _tensors(engine):
     batch = _batch(_targets(np.ones((2, SEQ), bool)))
     return torch.from_numpy(batch.tokens), torch.from_numpy(batch.positions), None, torch.from_numpy(batch.targets)
-
-
-def _masks(world, flags):
-    """Which values each dropout of a forward pass kept on this rank: bool [B, S / ranks that share it, H] each."""
-    engine = Engine(_config(world.size, "--model.dropout", "0.5", *flags), world)
-    seed_dropout(1234, 1, engine.dropout_rank)
-    masks = []
-    for module in engine.model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.register_forward_pre_hook(lambda module, inputs: (torch.ones_like(inputs[0]),))
-            module.register_forward_hook(lambda module, inputs, output: masks.append(output.detach() != 0))
-    engine.loss(_tensors(engine))
-    return masks
-
-
-@pytest.mark.parametrize("flags", [TENSOR, ULYSSES])
-def test_dropout_is_drawn_for_each_token_once(flags):
-    """B25: on 2 x 2 ranks each holds its own half of the tokens, and so draws its own mask; a second time, the same."""
-    ranks = run_ranks(4, _masks, flags)
-    again = run_ranks(4, _masks, flags)
-    for of_dropout in zip(*ranks, strict=True):
-        assert {mask.shape for mask in of_dropout} == {(2, SEQ // 2, 32)}
-        kept = torch.stack([mask.flatten() for mask in of_dropout])
-        assert (kept.float().mean(1) > 0.4).all()
-        for rank in range(4):
-            assert all(0.4 < (kept[rank] != kept[other]).float().mean() < 0.6 for other in range(rank))
-    assert all(
-        torch.equal(a, b)
-        for first, second in zip(ranks, again, strict=True)
-        for a, b in zip(first, second, strict=True)
-    )

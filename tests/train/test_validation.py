@@ -44,10 +44,9 @@ def _run(world, folder, *flags):
     return [line for line in lines if "val_loss" in line]
 
 
-@pytest.mark.parametrize("masks", ["false", "true"])
-def test_loss_depends_on_no_batch_rank_or_accumulation(tmp_path, datasets, masks):
-    """B40."""
-    data = ["--data.paths", datasets[0], "--data.mask-documents", masks, "--train.steps", "2"]
+def test_loss_depends_on_no_batch_rank_or_accumulation(tmp_path, datasets):
+    """B40: seven documents of different lengths."""
+    data = ["--data.paths", datasets[0], "--data.mask-documents", "true", "--train.steps", "2"]
 
     def validate(world):
         found = {}

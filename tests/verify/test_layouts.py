@@ -8,7 +8,7 @@ from polarlm.verify import NAMES, choose_layouts, parse_layout
 
 def test_a_name_says_its_ranks_and_fields():
     layout = parse_layout("pipeline2-zbvzerobubble-ulysses2-zero3-groups2-data4")
-    assert layout.ranks == 16
+    assert (layout.ranks, layout.data) == (16, 4)
     assert " ".join(layout.flags) == (
         "--parallel.pipeline 2 --parallel.pipeline-schedule zbvzerobubble --parallel.context-method ulysses "
         "--parallel.context 2 --parallel.zero-stage 3 --parallel.hybrid 2 --parallel.ranks 16"
@@ -33,7 +33,7 @@ def test_names_are_joined_by_commas_and_may_be_of_no_list():
     assert [(layout.name, layout.ranks) for layout in chosen] == [("tensor2", 2), ("tensor8-data2", 16)]
 
 
-@pytest.mark.parametrize("wanted", ["tensr2", "tensor2-wat", "2tensor", ","])
+@pytest.mark.parametrize("wanted", ["tensr2", "tensor2-wat", "2tensor", ",", "data0", "data2-data2", "ring2-ulysses2"])
 def test_a_word_that_means_nothing_is_named(wanted):
     with pytest.raises(UserError, match="--layouts: "):
         choose_layouts(wanted)

@@ -5,7 +5,7 @@ polarlm verify --ranks 8 --layouts ring             those with ring attention
 polarlm verify --layouts pipeline2-1f1b-tensor2     one, in the list or not
 polarlm verify --traffic --layouts ulysses          what a step sends, beside the textbook's amounts
 polarlm verify --model GPT125M --ranks 4            of a model of your own; every field of a run is a flag
-mpiexec -n 8 polarlm verify                         on the ranks of an allocation
+torchrun --nproc-per-node 8 -m polarlm verify       on ranks that a launcher has started
 """
 
 import argparse

@@ -104,6 +104,9 @@ class TrainConfig(Section):
     init_from: str | None = Field(None, description="a run or checkpoint whose weights (only) this new run starts from")
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
+    step_timeout: NonNegativeFloat = Field(
+        0.0, description="seconds after which a run that takes no step ends, each rank saying where it is; 0 is never"
+    )
     eval_every: NonNegativeInt = Field(0, description="steps between evaluations; 0 is never")
     eval_samples: PositiveInt | None = Field(None, description="validation sequences a pass; by default all of them")
 

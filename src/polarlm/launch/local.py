@@ -15,7 +15,7 @@ from typing import IO
 
 from polarlm.config import UserError
 from polarlm.launch import guard
-from polarlm.launch.blame import choose_cause, explain
+from polarlm.launch.blame import choose_cause, explain, explain_hang, hangs
 from polarlm.launch.process import RankProcess
 
 __all__ = ["LISTEN_FD", "check_environment", "run_local"]
@@ -144,8 +144,11 @@ def _end_after_failure(processes: list[RankProcess], arrived: deque[int], asked_
     _wait(processes, CAUSE_WINDOW_S, arrived)
     cause = choose_cause(processes)
     assert cause.code
+    if any(hangs(process) for process in processes):
+        _wait(processes, GRACE_S, arrived)  # the others' time is over at about the same moment
+        print(explain_hang(processes), file=sys.stderr, flush=True)
     # A rank that dies of a signal it was sent to stop with (it was still starting) has nothing to explain.
-    if not (asked_to_stop and cause.code in (128 + signal.SIGTERM, 128 + signal.SIGUSR1)):
+    elif not (asked_to_stop and cause.code in (128 + signal.SIGTERM, 128 + signal.SIGUSR1)):
         print(explain(cause), file=sys.stderr, flush=True)
     for process in processes:
         process.send(signal.SIGTERM)

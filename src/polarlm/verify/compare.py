@@ -8,8 +8,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 # Largest relative difference that still is rounding. fp32 has 24 bits, and every layout adds up in another order; bf16
-# has 8, and other orders of its products were seen to differ by up to 2e-2.
-BOUNDS = {"fp32": 1e-5, "bf16": 5e-2}
+# has 8, and gradients of the small models were seen to differ by up to 7e-3, on one process as on several.
+BOUNDS = {"fp32": 1e-5, "bf16": 2e-2}
 
 _SMALL = 0.01  # of the norm of all: beside it counts what should be zero, such as a key's bias, and is rounding alone
 

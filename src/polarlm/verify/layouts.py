@@ -84,11 +84,13 @@ class Layout:
     """One way to lay a run over some ranks.
 
     Attributes:
+        data: how many of them take other samples.
         flags: its fields as words of a command line, `parallel.ranks` among them.
     """
 
     name: str
     ranks: int
+    data: int
     flags: tuple[str, ...]
 
 
@@ -99,15 +101,17 @@ def parse_layout(name: str) -> Layout:
         UserError: a word of it means nothing.
     """
     flags: list[str] = []
-    degrees: list[int] = []
+    degrees: dict[str, int] = {}
     for word in name.split("-") if name != "alone" else ():
         if word in _SWITCHES:
             flags += _SWITCHES[word]
             continue
-        match = re.fullmatch(r"([a-z]+)(\d+)", word)
+        match = re.fullmatch(r"([a-z]+)(0|[1-9]\d*)", word)
         axis, number = (match[1], match[2]) if match else ("", "")
         if axis in _DEGREES:
-            degrees.append(int(number))
+            if axis in degrees or {axis, *degrees} >= {"ring", "ulysses"} or number == "0":
+                raise UserError(f"--layouts: {word!r} in {name!r} cannot be: an axis has one degree, 1 or more")
+            degrees[axis] = int(number)
         elif axis not in _NUMBERS:
             raise UserError(
                 f"--layouts: {word!r} in {name!r} means nothing; words are {', '.join([*_DEGREES, *_NUMBERS])} with "
@@ -115,8 +119,8 @@ def parse_layout(name: str) -> Layout:
             )
         option = (_DEGREES | _NUMBERS)[axis]
         flags += [*option, number] if option else []
-    ranks = prod(degrees)
-    return Layout(name, ranks, (*flags, "--parallel.ranks", str(ranks)))
+    ranks = prod(degrees.values())
+    return Layout(name, ranks, degrees.get("data", 1), (*flags, "--parallel.ranks", str(ranks)))
 
 
 def choose_layouts(wanted: str) -> list[Layout]:

@@ -15,7 +15,8 @@ _BOTH = {
 # Clipping acts in every step. A larger eps than training's, since AdamW divides by gradients that are zero but for
 # rounding: with 1e-8 they differ between any two layouts.
 _TRAIN = {"steps": "3", "seq-len": "32", "optimizer.eps": "1e-6", "optimizer.clip": "0.1"}
-_BATCH = {"global-batch-size": "16", "micro-batch-size": "2"}
+_SAMPLES = 16
+_MICROBATCHES = 4  # a rank and step, as the most demanding schedule asks for
 
 
 _EVEN = ["--model.vocab-size", "64"]  # the textbook counts no padding
@@ -30,7 +31,8 @@ def models_of(flags: Sequence[str], *, even: bool = False) -> dict[str, list[str
     words = [word.partition("=")[0] for word in flags if word.startswith("--")]
     own = {"own": [*flags]} if any(word == "--model" or word.startswith("--model.") for word in words) else None
     models = own or {name: [*of_family, *_EVEN * even, *flags] for name, of_family in _BOTH.items()}
-    defaults = [word for name, value in (_TRAIN | _BATCH).items() for word in (f"--train.{name}", value)]
+    defaults = [word for name, value in _TRAIN.items() for word in (f"--train.{name}", value)]
+    defaults += ["--train.global-batch-size", str(_SAMPLES)]
     return {name: [*defaults, *own_flags] for name, own_flags in models.items()}
 
 
@@ -40,7 +42,8 @@ def run_of(model_flags: Sequence[str], layout: Layout) -> RunConfig:
     Raises:
         UserError: the model's shape or the batch does not allow that layout, or it is not to be compared.
     """
-    config = load_run(None, environment={}, flags=[*model_flags, *layout.flags]).config
+    micro = ["--train.micro-batch-size", str(max(1, _SAMPLES // (layout.data * _MICROBATCHES)))]
+    config = load_run(None, environment={}, flags=[*micro, *model_flags, *layout.flags]).config
     train = config.train
     for field, value, only in (
         ("model.dropout", config.model.dropout, 0.0),

@@ -108,6 +108,7 @@ def _each(
             yield row(layout.name, ", ".join(names), layout.ranks, reason=reason, tried=False)
         if configs:
             yield from _try(layout, configs, ranks.meetings.seats(layout.ranks), try_model, row)
+    ranks.meetings.leave()
 
 
 def _without_flags(error: UserError) -> str:
