@@ -5,7 +5,6 @@ import os
 import statistics
 import subprocess
 import sys
-import time
 import types
 
 import pytest
@@ -46,12 +45,14 @@ def test_help_lists_every_command_at_once_and_loads_none():
 
 
 def test_help_answers_in_less_than_a_third_of_a_second():
+    """Of its own time, so that what else the machine does is not counted."""
     seconds = []
     for _ in range(5):
-        start = time.perf_counter()
+        before = os.times()
         subprocess.run([sys.executable, "-m", "polarlm", "--help"], check=True, stdout=subprocess.DEVNULL)
-        seconds.append(time.perf_counter() - start)
-    assert statistics.median(seconds) < 0.3
+        after = os.times()
+        seconds.append(after.children_user - before.children_user + after.children_system - before.children_system)
+    assert 0 < statistics.median(seconds) < 0.3
 
 
 def test_every_command_of_the_table_has_its_module():

@@ -126,7 +126,7 @@ def test_a_wrong_field_of_a_users_preset_is_named_with_its_line(own_presets, cap
 
 
 def test_a_resolved_run_needs_its_users_presets_no_more(own_presets, tmp_path):
-    own_presets.write_text("mine: {layers: 2, hidden: 64, heads: 4, vocab_size: 100, rope_scaling: {factor: 4}}\n")
+    own_presets.write_text("mine: {family: llama, layers: 2, hidden: 64, heads: 4, rope_scaling: {factor: 4}}\n")
     config = load_run(None, environment={}, flags=["--model", "mine", "--train.steps", "1"]).config
     assert config.model.rope_scaling.factor == 4
     (tmp_path / "config.yaml").write_text(dump_run(config))

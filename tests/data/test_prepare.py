@@ -155,7 +155,7 @@ def test_a_bad_line_leaves_what_was_there_or_is_counted(tmp_path, workers):
 
 def test_no_text_leaves_nothing(tmp_path):
     inputs = write_lines(tmp_path / "a.jsonl", ["", ""])
-    with pytest.raises(UserError, match=r"no text in there \(2 empty documents\)"):
+    with pytest.raises(UserError, match=r"no text in there \(2 empty and 0 bad documents\)"):
         prepare(inputs, "bytes", tmp_path / "out")
     assert [file.name for file in tmp_path.iterdir()] == ["a.jsonl"]
 

@@ -65,7 +65,7 @@ def test_the_newest_run_writes_freely(run, capsys, monkeypatch):
         (["nowhere"], "nowhere: no such run folder"),
         (["--temperature=-1"], "temperature: -1.0"),
         (["--temperature=nan"], "temperature: nan"),
-        (["--checkpoint=7"], "step-7"),
+        (["--checkpoint=7"], "no checkpoint of step 7"),
         (["--prompt", "x" * 65], "prompt: 65 tokens"),
     ],
 )

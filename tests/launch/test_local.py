@@ -13,7 +13,8 @@ import pytest
 from polarlm.config import UserError
 from polarlm.launch import local, run_local
 
-LAUNCH = "import sys, os, pathlib; from polarlm.launch import run_local\nif __name__ == '__main__':\n"
+LAUNCH = "import sys, os, pathlib; from polarlm.launch import local, run_local\nif __name__ == '__main__':\n"
+LAUNCH += "    local.GRACE_S = float(os.environ.get('GRACE_S', local.GRACE_S))\n"
 LAUNCH += "    sys.exit(run_local([sys.executable, sys.argv[1]], int(sys.argv[2]), pathlib.Path('logs'), os.environ))\n"
 
 
@@ -179,7 +180,8 @@ def test_a_rank_that_will_not_end_is_killed(launch, tmp_path):
             time.sleep(0.5)
             sys.exit(9)
         time.sleep(60)
-        """
+        """,
+        GRACE_S="0.5",
     )
     launcher.communicate(timeout=20)
     assert launcher.returncode == 9

@@ -93,3 +93,15 @@ def test_without_gradients_none_are_made(inputs):
     with torch.no_grad():
         total = CrossEntropy()(hidden, weight, targets)
     assert total == pytest.approx(_plain(hidden, weight, targets).item(), rel=1e-6)
+
+
+def test_more_chunks_make_bf16_no_worse(inputs, monkeypatch):
+    exact = _run(CrossEntropy(), *inputs)[2]
+
+    def error():
+        return (_run(CrossEntropy(), *inputs, autocast=True)[2] - exact).norm() / exact.norm()
+
+    one_chunk = error()
+    monkeypatch.setattr(loss, "_CHUNK_LOGITS", 1)
+    monkeypatch.setattr(loss, "_FEWEST_ROWS", 4)
+    assert 0 < error() < 1.2 * one_chunk

@@ -1,12 +1,9 @@
 """Recomputation changes no gradient, on any layout, and keeps fewer bytes."""
 
-import weakref
-
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
+from parallel.allocations import Allocations
 from parallel.reference import rank_batches, run_config, whole
 from polarlm.parallel import Device, Engine, World
 from polarlm.train.step import as_tensors
@@ -70,25 +67,6 @@ def test_what_is_computed_again_uses_the_kernel_that_was_asked_for():
     for other_losses, other_gradients in others:
         assert other_losses == losses
         assert all(torch.equal(other_gradients[name], gradients[name]) for name in gradients)
-
-
-class Allocations(TorchDispatchMode):
-    """Every storage that an operation makes, as long as it lives."""
-
-    def __init__(self):
-        super().__init__()
-        self._storages = {}
-
-    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        output = operation(*args, **(kwargs or {}))
-        for tensor in tree_leaves(output):
-            if isinstance(tensor, torch.Tensor):
-                storage = tensor.untyped_storage()
-                self._storages[storage._cdata] = weakref.ref(storage), storage.nbytes()
-        return output
-
-    def bytes_alive(self):
-        return sum(size for storage, size in self._storages.values() if storage() is not None)
 
 
 def _kept_bytes(flags, seq_len=64):

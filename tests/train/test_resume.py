@@ -11,6 +11,11 @@ import time
 import pytest
 from safetensors.torch import load_file
 
+from polarlm.config import load_run_folder
+from polarlm.data import load_tokenizer
+from polarlm.train import fit, open_run
+from ranks import run_ranks
+
 STEPS = 60
 RUN = f"""\
 name: run
@@ -61,6 +66,15 @@ def _train(folder, *words):
     result = _polarlm(folder, "train", "run.yaml", *words)
     assert result.returncode == 0, result.stderr
     return result.stdout
+
+
+def _train_straight(folder, ranks):
+    """The same run from its beginning to its end, in ranks forked from the test: it needs no launcher, and no start."""
+    resolved = _polarlm(folder, "train", "run.yaml", "--parallel.ranks", str(ranks), "--show-config").stdout
+    run = folder / "runs" / "run"
+    load_tokenizer("bytes").save(run / "tokenizer")
+    (run / "config.yaml").write_text(resolved)
+    run_ranks(ranks, lambda world: fit(open_run(run, load_run_folder(run), world)))
 
 
 def _result(folder):
@@ -121,7 +135,7 @@ def _ranks_of(folder):
 @pytest.mark.parametrize("ranks", ["1", "2"])
 def test_two_kills_change_nothing(folder, ranks):
     straight, killed = folder("straight", dropout=0.1), folder("killed", dropout=0.1)
-    _train(straight, "--parallel.ranks", ranks)
+    _train_straight(straight, int(ranks))
     first, second = sorted(random.sample(range(8, STEPS - 5), 2))
     _start_and_kill(killed, first, "--parallel.ranks", ranks)
     _start_and_kill(killed, second, "--parallel.ranks", ranks, "--resume")
@@ -135,7 +149,7 @@ def test_two_kills_change_nothing(folder, ranks):
 
 def test_from_two_ranks_to_one_and_back(folder):
     straight, moved = folder("straight"), folder("moved")
-    _train(straight, "--parallel.ranks", "2")
+    _train_straight(straight, 2)
     _start_and_kill(moved, 20, "--parallel.ranks", "2")
     _start_and_kill(moved, 40, "--parallel.ranks", "1", "--resume")
     _train(moved, "--parallel.ranks", "2", "--train.micro-batch-size", "1", "--resume")

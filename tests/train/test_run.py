@@ -54,6 +54,19 @@ def test_every_step_has_its_line_with_all_that_is_promised(start):
     assert environment["layout"]["ranks"] == 1
 
 
+@pytest.mark.parametrize("accumulation", [1, 2, 4])
+def test_rates_follow_optimizer_steps_whatever_the_accumulation(start, accumulation):
+    """B37: a warm-up of 80 samples is 10 steps of 8, and the tenth is the first at the peak."""
+    folder, run = start(
+        "run", "--train.steps", "12", "--train.global-batch-size", "8", "--train.optimizer.lr", "1e-3",
+        "--train.micro-batch-size", str(8 // accumulation), "--train.schedule.warmup-tokens", str(80 * 16),
+    )  # fmt: skip
+    fit(run)
+    rates = [line["lr"] for line in _metrics(folder)]
+    assert rates[:10] == [pytest.approx(1e-4 * step) for step in range(1, 11)]
+    assert rates[10:] == [pytest.approx(5e-4), pytest.approx(0)]
+
+
 def test_a_run_can_start_from_anothers_weights(start):
     first, run = start("first", "--train.steps", "2")
     fit(run)

@@ -8,10 +8,21 @@ A checkpoint is a folder `step-N`:
     complete.json   size and SHA-256 of every file above; written last, so without it there is no checkpoint
 
 `tensors` knows the shards; `weights` and `optimizer` what goes into them; `completeness` when to trust a folder;
-`folders` which ones there are and which to keep; `store` saves and loads a run's, and `load` hands out weights alone.
+`folders` which ones there are and which to keep; `store` saves and loads a run's, `load` hands out weights alone, and
+`shelf` looks at a run's from outside.
 """
 
-from polarlm.checkpoint.load import load_model, load_weights
+from polarlm.checkpoint.load import check_weights, load_model, load_weights
+from polarlm.checkpoint.shelf import Saved, export_weights, prune, saved_checkpoints
 from polarlm.checkpoint.store import Checkpoints
 
-__all__ = ["Checkpoints", "load_model", "load_weights"]
+__all__ = [
+    "Checkpoints",
+    "Saved",
+    "check_weights",
+    "export_weights",
+    "load_model",
+    "load_weights",
+    "prune",
+    "saved_checkpoints",
+]

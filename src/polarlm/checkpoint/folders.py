@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 from polarlm.checkpoint.completeness import fault_of, sync
@@ -23,6 +24,11 @@ def step_folder(folder: Path, step: int) -> Path:
 def partial_folder(folder: Path, step: int) -> Path:
     """Where the checkpoint of a step is written before it takes its place."""
     return folder / f".step-{step}.partial"
+
+
+def steps(folder: Path) -> list[int]:
+    """Steps that have a checkpoint here, in order, complete or not."""
+    return sorted(step for step, _ in _find(folder, r"step-(\d+)"))
 
 
 def newest_complete(folder: Path) -> int | None:
@@ -67,14 +73,21 @@ def keep_newest(folder: Path, written: int, keep_last: int) -> None:
     complete = [
         (step, path) for step, path in _find(folder, r"step-(\d+)") if step <= written and fault_of(path) is None
     ]
-    for _, path in sorted(complete)[:-keep_last]:
-        _set_aside(path)
-    for _, path in [*_find(folder, r"\.step-(\d+)\.partial"), *_find(folder, r"\.step-(\d+)\.discarded")]:
+    delete(folder, [step for step, _ in sorted(complete)[:-keep_last]])
+    for _, path in _find(folder, r"\.step-(\d+)\.partial"):
+        shutil.rmtree(path)
+
+
+def delete(folder: Path, doomed: Iterable[int]) -> None:
+    """Delete the checkpoints of these steps, and what an interruption left half-deleted."""
+    for step in doomed:
+        _set_aside(step_folder(folder, step))
+    for _, path in _find(folder, r"\.step-(\d+)\.discarded"):
         shutil.rmtree(path)
 
 
 def _set_aside(path: Path) -> None:
-    """Take a checkpoint's name away, all at once; `keep_newest` deletes it later."""
+    """Take a checkpoint's name away, all at once; `delete` does the rest."""
     aside = path.with_name(f".{path.name}.discarded")
     if aside.exists():
         shutil.rmtree(aside)

@@ -7,10 +7,21 @@ from torch import nn
 
 from polarlm.checkpoint import folders
 from polarlm.checkpoint.completeness import fault_of
-from polarlm.checkpoint.weights import fill_weights
-from polarlm.config import UserError, load_run_folder
+from polarlm.checkpoint.weights import check_names, fill_weights, weights_of
+from polarlm.config import ModelConfig, UserError, load_run_folder
 from polarlm.model import Transformer
 from polarlm.parallel import local_device
+
+
+def check_weights(path: Path, config: ModelConfig) -> None:
+    """Find out, without reading any, whether `load_weights` can fill a model of this shape.
+
+    Raises:
+        UserError: as `load_weights`.
+    """
+    with torch.device("meta"):
+        model = Transformer(config)
+    check_names(weights_of(model), _checkpoint_at(path) / "weights")
 
 
 def load_weights(path: Path, model: nn.Module, alone: bool = False) -> None:
@@ -22,10 +33,7 @@ def load_weights(path: Path, model: nn.Module, alone: bool = False) -> None:
     Raises:
         UserError: no complete checkpoint is there, or its weights are of another model: the message lists the names.
     """
-    checkpoint = _newest(path) if (path / "checkpoints").is_dir() else path
-    if fault := fault_of(checkpoint):
-        raise UserError(f"{checkpoint}: not a run folder and not a complete checkpoint, {fault}; choose another")
-    fill_weights(model, checkpoint / "weights", alone)
+    fill_weights(model, _checkpoint_at(path) / "weights", alone)
 
 
 def load_model(run_folder: Path, step: int | None = None) -> Transformer:
@@ -39,12 +47,29 @@ def load_model(run_folder: Path, step: int | None = None) -> Transformer:
         UserError: the folder holds no run, or no complete checkpoint of that step.
     """
     config = load_run_folder(run_folder)
-    checkpoint = _newest(run_folder) if step is None else folders.step_folder(run_folder / "checkpoints", step)
+    checkpoint = _newest(run_folder) if step is None else _of_step(run_folder, step)
     with torch.device("meta"):
         model = Transformer(config.model)
     model.to_empty(device=local_device(0).torch)
     load_weights(checkpoint, model, alone=True)
     return model.eval()
+
+
+def _checkpoint_at(path: Path) -> Path:
+    """The checkpoint that a path means: itself, or the newest complete one of a run."""
+    checkpoint = _newest(path) if (path / "checkpoints").is_dir() else path
+    if fault := fault_of(checkpoint):
+        raise UserError(f"{checkpoint}: not a run folder and not a complete checkpoint, {fault}; choose another")
+    return checkpoint
+
+
+def _of_step(run_folder: Path, step: int) -> Path:
+    there = folders.steps(run_folder / "checkpoints")
+    if step not in there:
+        raise UserError(
+            f"{run_folder}: no checkpoint of step {step} there; choose {' or '.join(map(str, there)) or 'another run'}"
+        )
+    return folders.step_folder(run_folder / "checkpoints", step)
 
 
 def _newest(run_folder: Path) -> Path:

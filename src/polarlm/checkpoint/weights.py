@@ -42,7 +42,22 @@ def fill_weights(model: nn.Module, folder: Path, alone: bool = False) -> None:
     Raises:
         UserError: names that are missing there, that the model lacks, or of another shape; then nothing is filled.
     """
-    weights, stored = weights_of(model), list_tensors(folder)
+    weights = weights_of(model)
+    check_names(weights, folder, alone)
+    read_tensors(weights, folder, alone)
+    with torch.no_grad():
+        for tensor, name in names_of(model).items():
+            if tensor is not weights[name]:
+                tensor.copy_(weights[name])
+
+
+def check_names(weights: Mapping[str, Tensor], folder: Path, alone: bool = False) -> None:
+    """Compare names and shapes, all ranks' together, with those in a folder of shards.
+
+    Raises:
+        UserError: names that are missing there, that the model lacks, or of another shape.
+    """
+    stored = list_tensors(folder)
     shapes = gather_named({name: tensor.shape for name, tensor in weights.items()}, alone)
     faults = {
         "missing": [name for name in shapes if name not in stored],
@@ -58,11 +73,6 @@ def fill_weights(model: nn.Module, folder: Path, alone: bool = False) -> None:
         raise UserError(
             f"{folder}: the weights of another model ({lists}); set `model` to the one they were trained as"
         )
-    read_tensors(weights, folder, alone)
-    with torch.no_grad():
-        for tensor, name in names_of(model).items():
-            if tensor is not weights[name]:
-                tensor.copy_(weights[name])
 
 
 def gather_named(mine: Mapping[str, Any], alone: bool = False) -> dict[str, Any]:

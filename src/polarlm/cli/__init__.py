@@ -22,8 +22,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "models": ("polarlm.cli.models", "list the model presets and their sizes"),
     "tokenizer": ("polarlm.cli.tokenizer", "train a tokenizer on text"),
     "data": ("polarlm.cli.data", "turn text into token ids, and look at them"),
+    "layout": ("polarlm.cli.layout", "show how a run will lie over its ranks"),
     "train": ("polarlm.cli.train", "train a model as a run file says, or go on with a run"),
+    "verify": ("polarlm.cli.verify", "prove here that every layout computes what one process does"),
     "generate": ("polarlm.cli.generate", "let a trained model write"),
+    "checkpoint": ("polarlm.cli.checkpoint", "list, check and thin out a run's checkpoints; export weights"),
     "report": ("polarlm.cli.report", "draw and sum up what a run did"),
     "quickstart": ("polarlm.cli.quickstart", "from text to a model that writes, in a few minutes"),
 }
@@ -33,6 +36,8 @@ USER_ERROR, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code: 0, 2 for a user's mistake, 130 after Ctrl-C."""
+    if argv is None and sys.getfilesystemencoding() != "utf-8":
+        _start_again_in_utf8()
     words, debug = _take_debug(sys.argv[1:] if argv is None else argv)
     try:
         code = _dispatch(words, debug)
@@ -43,6 +48,12 @@ def main(argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     return code
+
+
+def _start_again_in_utf8() -> NoReturn:
+    """Texts, names of files and what is printed are UTF-8 in any locale; Python decides on that as it starts."""
+    os.environ["PYTHONUTF8"] = "1"
+    os.execv(sys.executable, [sys.executable, "-m", "polarlm", *sys.argv[1:]])
 
 
 def _dispatch(words: list[str], debug: bool) -> int:

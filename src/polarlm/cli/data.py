@@ -7,6 +7,7 @@ polarlm data compress data/text                    what gzip and xz make of its 
 """
 
 import argparse
+import math
 import os
 import sys
 import time
@@ -26,9 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="prepare | merge | inspect | check | compress")
 
     prepare = verbs.add_parser("prepare", help="text to PREFIX.bin, PREFIX.idx and PREFIX.json")
-    prepare.add_argument("inputs", nargs="+", metavar="INPUT", help="a folder, .txt .md .py .rst .jsonl, or `stdlib`")
+    kinds = ".txt .md .py .rst .jsonl .jsonl.gz .jsonl.zst .parquet"
+    prepare.add_argument("inputs", nargs="+", metavar="INPUT", help=f"a folder, {kinds}, or `stdlib`")
     prepare.add_argument("--tokenizer", required=True, help="`bytes`, or a folder or file")
-    prepare.add_argument("--output", type=Path, required=True, metavar="PREFIX", help="path without ending")
+    prepare.add_argument("--output", type=_prefix, required=True, metavar="PREFIX", help="path without ending")
     prepare.add_argument("--workers", type=_at_least_one, default=os.cpu_count(), help="processes (all cores)")
     prepare.add_argument("--text-key", default="text", help="where a JSON line holds its text (text)")
     prepare.add_argument("--bad-lines", choices=["error", "skip"], default="error", help="stop at one, or leave it out")
@@ -38,11 +40,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     merge = verbs.add_parser("merge", help="several datasets as one, their documents one after the other")
     merge.add_argument("prefixes", nargs="+", metavar="PREFIX")
-    merge.add_argument("--output", type=Path, required=True, metavar="PREFIX", help="path without ending")
+    merge.add_argument("--output", type=_prefix, required=True, metavar="PREFIX", help="path without ending")
 
     inspect = verbs.add_parser("inspect", help="statistics, and the first documents as text")
     inspect.add_argument("prefix", metavar="PREFIX")
-    inspect.add_argument("--documents", type=int, default=3, metavar="N", help="documents to show (3)")
+    inspect.add_argument("--documents", type=_whole, default=3, metavar="N", help="documents to show (3)")
     inspect.add_argument("--tokenizer", help="by default the one it was prepared with")
 
     check = verbs.add_parser("check", help="compare every byte with the manifest's digests")
@@ -62,11 +64,23 @@ def run(arguments: argparse.Namespace) -> None:
     verbs[arguments.verb](arguments)
 
 
+def _prefix(text: str) -> Path:
+    if Path(text).name in ("", ".."):
+        raise argparse.ArgumentTypeError(f"{text!r} has no name that .bin and .idx could follow, as data/text has")
+    return Path(text)
+
+
 def _at_least_one(text: str) -> int:
-    number = int(text)
+    number = _whole(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} is less than 1")
     return number
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0")
+    return int(text)
 
 
 def _prepare(arguments: argparse.Namespace) -> None:
@@ -170,7 +184,7 @@ def _compress(arguments: argparse.Namespace) -> None:
 
     try:
         proportions = [float(share) for share in arguments.split.split(",")]
-        if len(proportions) != 3 or min(proportions) < 0 or not sum(proportions) > 0:
+        if len(proportions) != 3 or min(proportions) < 0 or not 0 < sum(proportions) < math.inf:
             raise ValueError
     except ValueError:
         raise UserError(f"--split {arguments.split}: is three proportions, such as 969,30,1") from None

@@ -12,7 +12,6 @@ from polarlm.cli.runs import add_run_argument, folder_of
 
 if TYPE_CHECKING:
     from polarlm.data import Tokenizer
-    from polarlm.model import Transformer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,6 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Print each prompt with what the model writes after it; a single one as it is written."""
+    folder, tokenizer = _find_run(arguments.run)
+    from polarlm.checkpoint import load_model  # these bring torch, so they wait until the folder is known to be good
     from polarlm.generate import Settings, generate
 
     settings = Settings(
@@ -42,7 +43,7 @@ def run(arguments: argparse.Namespace) -> None:
         stop=tuple(arguments.stop),
         seed=arguments.seed,
     )
-    model, tokenizer = _open_run(arguments.run, arguments.checkpoint)
+    model = load_model(folder, arguments.checkpoint)
     prompts = arguments.prompt or [""]
     if len(prompts) == 1:
         print(prompts[0], end="", flush=True)
@@ -53,13 +54,13 @@ def run(arguments: argparse.Namespace) -> None:
         print(f"{prompt}{completion.text}\n")
 
 
-def _open_run(folder: Path, step: int | None) -> "tuple[Transformer, Tokenizer]":
-    """The run's trained model, and the tokenizer it was trained with."""
-    from polarlm.checkpoint import load_model
-    from polarlm.config import UserError
+def _find_run(folder: Path) -> "tuple[Path, Tokenizer]":
+    """The run's folder, and the tokenizer it was trained with."""
+    from polarlm.config import UserError, load_run_folder
     from polarlm.data import load_tokenizer
 
     folder = folder_of(folder)
     if not folder.is_dir():
         raise UserError(f"{folder}: no such run folder; give one, such as runs/demo, or train first")
-    return load_model(folder, step), load_tokenizer(str(folder / "tokenizer"))
+    load_run_folder(folder)
+    return folder, load_tokenizer(str(folder / "tokenizer"))

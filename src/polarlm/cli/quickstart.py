@@ -5,6 +5,7 @@ compares the model with gzip and xz, and lets it write.
 """
 
 import argparse
+import os
 import shlex
 import subprocess
 import sys
@@ -24,8 +25,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Take a small model through its life."""
+    from polarlm.config import load_run
+
     tokenizer, prefix = str(_FOLDER / "tokenizer"), str(_FOLDER / "stdlib")
     with as_file(files("polarlm.cli") / "quickstart.yaml") as run_file:
+        load_run(
+            run_file, environment=os.environ, flags=arguments.config_flags
+        )  # a mistake shows before minutes of work
         _polarlm("tokenizer", "train", "stdlib", "--vocab-size", "4096", "--output", tokenizer)
         _polarlm("data", "prepare", "stdlib", "--tokenizer", tokenizer, "--output", prefix)
         _polarlm("train", str(run_file), "--data.paths", prefix, *arguments.config_flags)

@@ -8,6 +8,7 @@ polarlm train runs/demo --resume                   the same, by the run's folder
 
 import argparse
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,11 +31,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Check everything, start the ranks, and at the end draw and sum up what they did."""
     from polarlm.config import UserError, dump_run, load_run
-    from polarlm.launch import local_devices, rank_from, run_local
+    from polarlm.launch import check_environment, local_devices, lock, rank_from, run_local
+    from polarlm.report import describe_layout
 
     if rank_from(os.environ):
         raise UserError("RANK: another launcher has started this process, but PolarLM starts its own ranks; unset RANK")
     is_folder = arguments.run is not None and arguments.run.is_dir()
+    if is_folder and not (arguments.run / "config.yaml").exists():
+        raise UserError(f"{arguments.run}: no config.yaml there, so this is not a run folder; give one, or a run file")
     loaded = load_run(
         arguments.run / "config.yaml" if is_folder else arguments.run,
         environment=os.environ,
@@ -48,12 +52,20 @@ def run(arguments: argparse.Namespace) -> int:
         print(dump_run(config), end="")
         return 0
 
+    check_environment(os.environ)
     folder = (arguments.run if is_folder else _find_run(config)) if arguments.resume else None
-    folder = _prepare_folder(config, folder)
-    print(f"{folder}: {_introduce(config)}", flush=True)
-    code = run_local(
-        [sys.executable, "-m", "polarlm.cli.rank", str(folder)], config.parallel.ranks, folder / "logs", os.environ
-    )
+    if folder is None and config.train.init_from:
+        _check_weights(config)
+    is_new = folder is None
+    folder = folder or _make_folder(config)
+    with lock.hold(folder):
+        _fill_folder(folder, config, is_new)
+        print(f"{folder}: {_introduce(config)}", flush=True)
+        if config.parallel.ranks > 1:
+            print(describe_layout(config), flush=True)
+        code = run_local(
+            [sys.executable, "-m", "polarlm.cli.rank", str(folder)], config.parallel.ranks, folder / "logs", os.environ
+        )
     if code == 0:
         _conclude(folder)
     return code
@@ -72,6 +84,16 @@ def _complete(config: "RunConfig") -> "RunConfig":
     return config.model_copy(update={"name": config.name or default_name(config)})
 
 
+def _check_weights(config: "RunConfig") -> None:
+    from polarlm.checkpoint import check_weights
+    from polarlm.config import UserError
+
+    try:
+        check_weights(Path(config.train.init_from), config.model)
+    except UserError as error:
+        raise UserError(f"train.init_from: {error}") from None
+
+
 def _find_run(config: "RunConfig") -> Path | None:
     """The newest run of this name, or None where it has not begun."""
     from polarlm.config import load_run_folder
@@ -83,27 +105,44 @@ def _find_run(config: "RunConfig") -> Path | None:
     return _RUNS / config.name if (_RUNS / config.name).is_dir() else None
 
 
-def _prepare_folder(config: "RunConfig", existing: Path | None) -> Path:
-    """The run's folder with its resolved configuration and its tokenizer: a new one, or one to go on in.
+def _make_folder(config: "RunConfig") -> Path:
+    """A new run's folder, empty but for its logs'."""
+    from polarlm.config import UserError
+    from polarlm.launch import run_folder
+
+    try:
+        return run_folder.create(_RUNS, config.name)
+    except OSError as error:
+        raise UserError(f"{_cannot_write(error)}, or choose another name") from None
+
+
+def _fill_folder(folder: Path, config: "RunConfig", is_new: bool) -> None:
+    """Put the resolved configuration and the tokenizer into the run's folder, and let it be the newest run.
 
     Raises:
-        UserError: the run to go on with is not this one.
+        UserError: the run to go on with is not this one, or the system lets us write nothing; then no new one is left.
     """
-    from polarlm.config import check_same_run, dump_run, load_run_folder
+    from polarlm.config import UserError, check_same_run, dump_run, load_run_folder
     from polarlm.data import load_tokenizer
     from polarlm.launch import run_folder
 
-    if existing is None:
-        folder = run_folder.create(_RUNS, config.name)
-        load_tokenizer(config.data.tokenizer).save(folder / "tokenizer")
-    else:
-        folder = existing
+    if not is_new:
         check_same_run(load_run_folder(folder), config)
-    aside = folder / ".config.yaml.partial"
-    aside.write_text(dump_run(config), encoding="utf-8")
-    os.replace(aside, folder / "config.yaml")
-    run_folder.announce(folder)
-    return folder
+    try:
+        if not (folder / "tokenizer").exists():
+            load_tokenizer(config.data.tokenizer).save(folder / "tokenizer")
+        aside = folder / ".config.yaml.partial"
+        aside.write_text(dump_run(config), encoding="utf-8")
+        os.replace(aside, folder / "config.yaml")
+        run_folder.announce(folder)
+    except OSError as error:
+        if is_new:
+            shutil.rmtree(folder)
+        raise UserError(_cannot_write(error)) from None
+
+
+def _cannot_write(error: OSError) -> str:
+    return f"{error.filename or _RUNS}: cannot be written ({error.strerror}); mend that, or train in another folder"
 
 
 def _introduce(config: "RunConfig") -> str:

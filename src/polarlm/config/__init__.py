@@ -16,6 +16,7 @@ from polarlm.config.load import (
     with_tokenizer,
 )
 from polarlm.config.model import ModelConfig, RopeScaling
+from polarlm.config.placement import Place, places, samples_at, stages_at, tokens_at
 from polarlm.config.presets import PRESETS, known_presets
 from polarlm.config.resume import check_same_run
 from polarlm.config.run import (
@@ -40,6 +41,7 @@ __all__ = [
     "ModelConfig",
     "OptimizerConfig",
     "ParallelConfig",
+    "Place",
     "RopeScaling",
     "RunConfig",
     "ScheduleConfig",
@@ -55,5 +57,9 @@ __all__ = [
     "load_run",
     "load_run_folder",
     "pipeline_stages",
+    "places",
+    "samples_at",
+    "stages_at",
+    "tokens_at",
     "with_tokenizer",
 ]

@@ -46,6 +46,11 @@ def resolve_layout(config: RunConfig, devices: int) -> RunConfig:
             f"train.schedule.warmup_steps: {schedule.warmup_steps} is more than the run's {steps} steps "
             f"({train.tokens} tokens at {tokens_per_step} a step)"
         )
+    if schedule.name == "wsd" and (schedule.decay_steps or 0) > steps - schedule.warmup_steps:
+        raise UserError(
+            f"train.schedule.decay_steps: {schedule.decay_steps} is more than the {steps - schedule.warmup_steps} "
+            f"steps after the warm-up (train.steps {steps}, warmup_steps {schedule.warmup_steps})"
+        )
     open_fields = {
         "steps": steps,
         "schedule": schedule,

@@ -50,10 +50,12 @@ class ModelConfig(Section):
         if not isinstance(given, dict):
             return given
         given = {key: value for key, value in given.items() if value is not None}
+        if isinstance(given.get("preset"), bool):
+            raise ValueError("preset: needs a name, such as GPT125M; `polarlm models` lists them")
         # A resolved run says every field, and so reads the same where its user's presets are others.
         is_resolved = all(name in given for name, field in cls.model_fields.items() if field.is_required())
         known = given if is_resolved or "preset" not in given else preset_named(str(given["preset"])) | given
-        filled = FAMILIES.get(known.get("family", "gpt"), {}) | known
+        filled = FAMILIES.get(str(known.get("family")), FAMILIES["gpt"]) | known
         for name in ("layers", "hidden", "heads"):
             if name not in filled:
                 raise ValueError(f"{name} is missing: give model.{name}, or a model.preset (see `polarlm models`)")
@@ -77,6 +79,8 @@ class ModelConfig(Section):
             )
         if self.position_embedding == "rotary" and self.head_dim % 2:
             raise ValueError(f"head_dim: rotary positions turn pairs, so head_dim must be even, not {self.head_dim}")
+        if self.position_embedding != "rotary" and self.rope_scaling is not None:
+            raise ValueError("rope_scaling: stretches rotary positions; set model.position_embedding to rotary")
         return self
 
 

@@ -99,7 +99,8 @@ def preset_named(name: str) -> Preset:
     if name in presets:
         return presets[name]
     near = difflib.get_close_matches(name, presets, n=3, cutoff=0.4)
-    raise ValueError(f"preset: there is none called {name!r}; near ones: {', '.join(near or presets)}")
+    mend = f"near ones: {', '.join(near)}" if near else "`polarlm models` lists them"
+    raise ValueError(f"preset: there is none called {name!r}; {mend}")
 
 
 def preset_leaves(name: Any) -> Leaves:
@@ -118,6 +119,8 @@ def _own_presets() -> dict[str, Leaves]:
             )
         if name in PRESETS:
             raise UserError(f"{leaf.origin}: {name} is a preset of PolarLM's; choose another name")
+        if field == "preset":
+            raise UserError(f"{leaf.origin}: {name}: a preset says its fields itself and builds on no other")
         own.setdefault(name, {})[field] = leaf
     return own
 

@@ -15,6 +15,8 @@ from pydantic import (
 from polarlm.config.model import ModelConfig
 from polarlm.config.section import Section
 
+_Decay = Annotated[float, Field(ge=0, lt=1)]
+
 
 def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
@@ -63,7 +65,7 @@ class OptimizerConfig(Section):
 
     name: Literal["adamw", "muon", "adafactor"] = Field("adamw", description="which one; decay is on matrices only")
     lr: PositiveFloat = Field(3e-4, description="peak learning rate")
-    betas: tuple[float, float] = Field((0.9, 0.95), description="decay of the first and second moment")
+    betas: tuple[_Decay, _Decay] = Field((0.9, 0.95), description="decay of the first and second moment")
     eps: PositiveFloat = Field(1e-8, description="added to the root of the second moment")
     weight_decay: NonNegativeFloat = Field(0.1, description="decoupled weight decay")
     clip: NonNegativeFloat = Field(1.0, description="largest gradient norm; 0 is no clipping")
@@ -102,6 +104,9 @@ class TrainConfig(Section):
     init_from: str | None = Field(None, description="a run or checkpoint whose weights (only) this new run starts from")
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
+    step_timeout: NonNegativeFloat = Field(
+        0.0, description="seconds after which a run that takes no step ends, each rank saying where it is; 0 is never"
+    )
     eval_every: NonNegativeInt = Field(0, description="steps between evaluations; 0 is never")
     eval_samples: PositiveInt | None = Field(None, description="validation sequences a pass; by default all of them")
 

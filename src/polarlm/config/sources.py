@@ -25,6 +25,7 @@ class Value:
     origin: str
 
 
+_KEY = re.compile(r"\w+(\.\w+)*")
 _SHORT = {"model": "model.preset", "profile": "log.profile"}
 
 Leaves = dict[str, Value]
@@ -59,12 +60,11 @@ def from_yaml(path: Path) -> Leaves:
         UserError: no such file, not UTF-8, not YAML, not a mapping, a key given twice.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        loader = _Loader(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; `polarlm init {path}` writes one to start from") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read ({error})") from None
-    loader = _Loader(text)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:  # the last for what is no character of a text
+        raise UserError(f"{path}: cannot be read ({str(error).splitlines()[0]})") from None
     try:
         root = loader.get_single_node()
         if root is None:
@@ -109,6 +109,8 @@ def from_flags(flags: Sequence[str]) -> Leaves:
     for flag, words in _groups(flags):
         key = flag.removeprefix("--").replace("-", "_")
         key = _SHORT.get(key, key)
+        if not _KEY.fullmatch(key):
+            raise UserError(f"{flag}: not the path of a field, such as --train.seq-len")
         values = [parse_scalar(word) for word in words] or [True]
         leaves[key] = Value(values[0] if len(values) == 1 else values, flag)
     return leaves

@@ -53,7 +53,7 @@ def _weighted(entry: str) -> WeightedPath:
 
 def _read_list(path: Path) -> list[WeightedPath]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"data.file_list: {path} cannot be read ({error})") from None
     found = []

@@ -20,6 +20,7 @@ import numpy as np
 from polarlm.config import UserError
 from polarlm.data.aside import aside_of, mark_as_written, names_output, remove_abandoned, to_disk
 from polarlm.data.manifest import compare_samples, read_manifest, write_manifest
+from polarlm.data.output import make_folder, remove_empty
 
 _log = logging.getLogger(__name__)
 
@@ -125,11 +126,13 @@ class IndexedDataset:
                 "the file is damaged, prepare the data again"
             )
         end = int(self.pointers[-1]) + int(self.sizes[-1]) * self.dtype.itemsize if len(self) else 0
-        if len(self) and ids_path.stat().st_size - end == len(self) * self.dtype.itemsize:
+        forgotten = ids_path.stat().st_size - end == self.documents * self.dtype.itemsize > 0
+        if forgotten and np.diff(self.document_index).all():
             _log.warning(
                 "%s: an old writer left the end-of-document token out of its sizes; it is counted in", index_path
             )
-            self.sizes = self.sizes + np.int32(1)
+            self.sizes = np.array(self.sizes)
+            self.sizes[self.document_index[1:] - 1] += 1  # the last sequence of each document
             self.pointers = pointers_of(self.sizes, self.dtype.itemsize)
             return
         if end != ids_path.stat().st_size:
@@ -140,7 +143,8 @@ class IndexedDataset:
 
 
 def merge(prefixes: Sequence[str], output: Path) -> dict[str, Any]:
-    """Write the documents of several datasets, one after the other, as one dataset, and return its manifest.
+    """Write the documents of several datasets, one after the other and without empty ones, as one dataset, and return
+    its manifest.
 
     Raises:
         UserError: a dataset cannot be read, or they were prepared with different tokenizers.
@@ -149,17 +153,17 @@ def merge(prefixes: Sequence[str], output: Path) -> dict[str, Any]:
     tokenizers = [(dataset.manifest or {}).get("tokenizer") for dataset in datasets]
     if len({(tokenizer or {}).get("digest") for tokenizer in tokenizers}) > 1:
         raise UserError(f"{', '.join(prefixes)}: do not all say that the same tokenizer made them")
-    dtype = max((dataset.dtype for dataset in datasets), key=lambda dtype: (dtype.itemsize, dtype.kind == "i"))
-    with IndexedWriter(output, dtype.newbyteorder("=")) as writer:
+    documents = 0
+    with IndexedWriter(output, np.result_type(*(dataset.dtype for dataset in datasets))) as writer:
         for dataset in datasets:
-            for number in range(dataset.documents):
-                writer.add_document(dataset.document(number))
+            for ids in filter(len, map(dataset.document, range(dataset.documents))):
+                writer.add_document(ids)
+                documents += 1
+    counts: dict[str, Any] = {"documents": documents, "tokens": sum(dataset.tokens for dataset in datasets)}
     manifests = [dataset.manifest or {} for dataset in datasets]
-    counts: dict[str, Any] = {
-        "documents": sum(dataset.documents for dataset in datasets),
-        "tokens": sum(dataset.tokens for dataset in datasets),
-        **{key: sum(manifest.get(key, 0) for manifest in manifests) for key in ("bytes", "skipped", "skipped_bad")},
-    }
+    for key in ("bytes", "skipped", "skipped_bad"):
+        if all(key in manifest for manifest in manifests):
+            counts[key] = sum(manifest[key] for manifest in manifests)
     return write_manifest(output, counts | ({"tokenizer": tokenizers[0]} if tokenizers[0] else {}))
 
 
@@ -182,7 +186,7 @@ class IndexedWriter:
 
     def __enter__(self) -> "IndexedWriter":
         with names_output(self._prefix):
-            self._paths[0].parent.mkdir(parents=True, exist_ok=True)
+            self._made = make_folder(self._paths[0].parent)
             for path in (*self._paths, Path(f"{self._prefix}.json")):
                 remove_abandoned(path)
             self._file = self._asides[0].open("wb")
@@ -215,6 +219,7 @@ class IndexedWriter:
                 aside.unlink(missing_ok=True)
             with contextlib.suppress(OSError):  # of a full disk, told already
                 self._file.close()
+            remove_empty(self._made)
 
     def _take_their_place(self) -> None:
         """Old index and manifest go first, so that they never stand beside ids that are not theirs."""

@@ -158,7 +158,7 @@ def tokenizer_of(data: DataConfig) -> str:
     for prefix, tokenizer in recorded.items():
         if "path" not in tokenizer:
             raise UserError(f"data.tokenizer: {prefix} does not say how it was prepared; name its tokenizer")
-    if len({tokenizer["digest"] for tokenizer in recorded.values()}) > 1:
+    if len({tokenizer.get("digest") for tokenizer in recorded.values()}) > 1:
         raise UserError(
             f"data.paths: {', '.join(recorded)} were prepared with different tokenizers; prepare them alike"
         )

@@ -41,15 +41,25 @@ def read_manifest(prefix: str | Path) -> dict[str, Any] | None:
     """The manifest; None where there is none.
 
     Raises:
-        UserError: it is not JSON.
+        UserError: it is not JSON, or not a manifest.
     """
     path = Path(f"{prefix}.json")
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        manifest = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except ValueError as error:
         raise UserError(f"{path}: is not the JSON that `polarlm data prepare` writes ({error}); remove it") from None
+    if not _is_manifest(manifest):
+        raise UserError(f"{path}: is not a manifest as `polarlm data prepare` writes it; remove it")
+    return manifest
+
+
+def _is_manifest(value: Any) -> bool:
+    """Whether its parts are mappings where mappings are looked for."""
+    if not isinstance(value, dict) or not isinstance(value.get("files", {}), dict):
+        return False
+    return all(isinstance(part, dict) for part in (value.get("tokenizer", {}), *value.get("files", {}).values()))
 
 
 def compare_samples(prefix: str | Path, manifest: dict[str, Any] | None) -> None:

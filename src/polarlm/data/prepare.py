@@ -94,7 +94,10 @@ def prepare(
             if on_progress:
                 on_progress(read, whole, counts["documents"])
         if not counts["documents"]:
-            raise UserError(f"{', '.join(inputs)}: no text in there ({counts['skipped']} empty documents)")
+            empty = counts["skipped"] - counts["skipped_bad"]
+            raise UserError(
+                f"{', '.join(inputs)}: no text in there ({empty} empty and {counts['skipped_bad']} bad documents)"
+            )
     described = {
         "path": tokenizer,
         "digest": loaded.digest,

@@ -1,5 +1,6 @@
 """From files to documents: which files there are, and how each is cut into raw documents and read as text."""
 
+import codecs
 import gzip
 import hashlib
 import importlib
@@ -10,7 +11,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from polarlm.config import UserError
 
@@ -19,6 +20,7 @@ _WHOLE_FILE = (".txt", ".md", ".py", ".rst")
 _LINE_BY_LINE = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 _ROW_BY_ROW = (".parquet",)
 _KINDS = (*_WHOLE_FILE, *_LINE_BY_LINE, *_ROW_BY_ROW)
+_ZSTANDARD_BYTES = 1 << 14  # compressed, read at a time: what they hold may be many times more
 _NOT_LIBRARY = {"site-packages", "dist-packages", "__pycache__"}
 
 
@@ -93,6 +95,8 @@ def _documents_of(source: Source, text_key: str) -> Iterator[RawDocument]:
         yield from _rows_of(source.path, text_key)
         return
     with _open(source.path) as file:
+        if file.peek(3).startswith(codecs.BOM_UTF8):  # a mark of the encoding, no part of the text
+            file.read(3)
         if source.path.name.endswith(_WHOLE_FILE):
             yield RawDocument(str(source.path), file.read(), False, source.skips_bad)
             return
@@ -106,14 +110,48 @@ def _damage_of(path: Path) -> tuple[type[Exception], ...]:
     return (OSError, EOFError, zlib.error, *own)
 
 
-def _open(path: Path) -> BinaryIO:
+def _open(path: Path) -> io.BufferedReader | gzip.GzipFile:
     """A file's bytes, decompressed."""
     if path.suffix == ".gz":
         return gzip.open(path)
     if path.suffix == ".zst":
-        zstandard = _optional("zstandard", path)
-        return io.BufferedReader(zstandard.open(path))
+        return io.BufferedReader(_ZstandardFile(path))
     return path.open("rb")
+
+
+class _ZstandardFile(io.RawIOBase):
+    """A `.zst` file decompressed, frame by frame; the library's own reader takes a file that is cut for a whole one."""
+
+    def __init__(self, path: Path) -> None:
+        # Long windows too, as of `zstd --long=31`.
+        self._decompressor = _optional("zstandard", path).ZstdDecompressor(max_window_size=2**31)
+        self._file = path.open("rb")
+        self._frame: Any = None  # that is being read
+        self._read, self._decompressed = b"", memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._decompressed:
+            self._read = self._read or self._file.read(_ZSTANDARD_BYTES)
+            if not self._read:
+                if self._frame is not None:
+                    raise EOFError("the file ends in the middle of a frame")
+                return 0
+            self._frame = self._frame or self._decompressor.decompressobj()
+            self._decompressed = memoryview(self._frame.decompress(self._read))
+            self._read = self._frame.unused_data
+            if self._frame.eof:
+                self._frame = None
+        taken = self._decompressed[: len(buffer)]
+        buffer[: len(taken)] = taken
+        self._decompressed = self._decompressed[len(taken) :]
+        return len(taken)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
 def _rows_of(path: Path, text_key: str) -> Iterator[RawDocument]:
@@ -129,6 +167,9 @@ def _rows_of(path: Path, text_key: str) -> Iterator[RawDocument]:
         for batch in table.iter_batches(batch_size=1024, columns=[text_key]):
             for text in batch.column(0).to_pylist():
                 row += 1
+                if not isinstance(text, str | bytes | None):
+                    kind = table.schema_arrow.field(text_key).type
+                    raise UserError(f"{path}: its column {text_key!r} holds {kind}, not text; --text-key")
                 content = text.encode() if isinstance(text, str) else (text or b"")
                 yield RawDocument(f"{path}:{row}", content, False, False)
     except lib.ArrowException as error:

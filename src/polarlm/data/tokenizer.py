@@ -13,6 +13,7 @@ import tokenizers
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 
 from polarlm.config import UserError
+from polarlm.data.output import make_folder, remove_empty
 
 END_OF_DOCUMENT = "<|endoftext|>"
 # What other makers call the token that ends a document, where their tokenizer_config.json does not say.
@@ -285,10 +286,25 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, folder: Path, show_pr
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     if vocab_size < len(alphabet) + 1:
         raise UserError(f"vocab-size: {vocab_size} is too small; the bytes and {END_OF_DOCUMENT} alone are 257")
+    if vocab_size >= 2**31:
+        raise UserError(f"vocab-size: {vocab_size} is too large; ids are 32-bit numbers")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        made = make_folder(folder)
     except OSError as error:  # known before the long work, not after it
         raise UserError(f"{folder}: cannot hold a tokenizer ({error}); choose another folder") from None
+    try:
+        engine = _train_engine(texts, vocab_size, alphabet, show_progress)
+        aside = folder / ".tokenizer.json.partial"
+        engine.save(str(aside))
+        aside.replace(folder / _FILES[0])
+    finally:
+        remove_empty(made)
+    return load_tokenizer(folder)
+
+
+def _train_engine(
+    texts: Iterable[str], vocab_size: int, alphabet: list[str], show_progress: bool
+) -> tokenizers.Tokenizer:
     engine = tokenizers.Tokenizer(models.BPE())
     engine.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -300,10 +316,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, folder: Path, show_pr
     trainer = trainers.BpeTrainer(vocab_size=vocab_size - 1, initial_alphabet=alphabet, show_progress=show_progress)
     engine.train_from_iterator(texts, trainer)
     engine.add_special_tokens([END_OF_DOCUMENT])
-    aside = folder / ".tokenizer.json.partial"
-    engine.save(str(aside))
-    aside.replace(folder / _FILES[0])
-    return load_tokenizer(folder)
+    return engine
 
 
 class TextStream:

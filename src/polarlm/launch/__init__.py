@@ -1,18 +1,20 @@
 """Where a run's processes start and where its files lie. No torch, no MPI: it must work wherever Python does.
 
 `run_local` starts the ranks of one machine and ends them all; `rank_from` reads the place a launcher gave this process;
-`run_folder` holds the folder of a run. Importing it asks nothing of the machine.
+`run_folder` holds the folder of a run, `lock` keeps a second job out of it. Importing it asks nothing of the machine.
 """
 
-from polarlm.launch import run_folder
+from polarlm.launch import lock, run_folder
 from polarlm.launch.hosts import short_host_name, short_name
-from polarlm.launch.local import LISTEN_FD, run_local
+from polarlm.launch.local import LISTEN_FD, check_environment, run_local
 from polarlm.launch.ranks import Rank, local_devices, rank_from
 
 __all__ = [
     "LISTEN_FD",
     "Rank",
+    "check_environment",
     "local_devices",
+    "lock",
     "rank_from",
     "run_folder",
     "run_local",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from polarlm.launch.process import RankProcess
 
-__all__ = ["choose_cause", "explain"]
+__all__ = ["choose_cause", "explain", "explain_hang", "hangs"]
 
 USER_ERROR = 2
 SHOWN_LINES = 60
@@ -60,3 +60,43 @@ def _last_exception(lines: Sequence[str]) -> str:
     if not headers:
         return bare[-1] if bare else ""
     return next((line for line in bare[headers[-1] + 1 :] if line and not line[0].isspace()), "")
+
+
+# How the interpreter begins what it writes of a process that took too long, and each frame of a stack, innermost first.
+HANG = re.compile(r"^Timeout \(([\d:.]+)\)!$")
+FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
+
+
+def hangs(process: RankProcess) -> bool:
+    """Whether a rank has ended because a step took too long."""
+    return bool(process.code) and any(HANG.match(line) for line in process.logged())
+
+
+def explain_hang(processes: Sequence[RankProcess]) -> str:
+    """One line that says which ranks were where."""
+    ranks: dict[str, list[int]] = {}
+    for process in processes:
+        ranks.setdefault(_whereabouts(process), []).append(process.rank)
+    places = "; ".join(
+        f"rank{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))} {place}" for place, numbers in ranks.items()
+    )
+    return (
+        f"error: no rank took a step within train.step_timeout: {places}; their stacks are in {processes[0].log.parent}"
+    )
+
+
+def _whereabouts(process: RankProcess) -> str:
+    """Where the main thread of a rank stood: its innermost call, and the innermost one of ours."""
+    lines = process.logged()
+    starts = [number for number, line in enumerate(lines) if HANG.match(line)]
+    if not starts:
+        return "did not answer"
+    frames = [match for line in lines[starts[-1] :] if (match := FRAME.match(line))]
+    # The main thread is written last, and its outermost frame is the program's own.
+    ends = [number for number, frame in enumerate(frames) if frame["function"] == "<module>"]
+    first = ends[-2] + 1 if len(ends) > 1 else 0
+    ours = [frame for frame in frames[first:] if "polarlm" in frame["file"]] or frames[first:]
+    if not ours:
+        return "did not say where"
+    inner, own = frames[first], ours[0]
+    return f"in {inner['function']}, from {own['function']} ({own['file'].rpartition('/')[2]}:{own['line']})"

@@ -1,6 +1,7 @@
 """The ranks of one machine: plain processes that start together, and end together whatever happens."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -14,10 +15,10 @@ from typing import IO
 
 from polarlm.config import UserError
 from polarlm.launch import guard
-from polarlm.launch.blame import choose_cause, explain
+from polarlm.launch.blame import choose_cause, explain, explain_hang, hangs
 from polarlm.launch.process import RankProcess
 
-__all__ = ["LISTEN_FD", "run_local"]
+__all__ = ["LISTEN_FD", "check_environment", "run_local"]
 
 # Rank 0 finds under this name a socket that listens on MASTER_PORT, for `TCPStore(master_listen_fd=...)`.
 LISTEN_FD = "POLARLM_LISTEN_FD"
@@ -53,6 +54,22 @@ def run_local(command: list[str], ranks: int, log_folder: Path, environment: Map
         finally:
             for process in started:
                 process.end()
+
+
+def check_environment(environment: Mapping[str, str]) -> None:
+    """Find out now, before anything is made, whether `run_local` can use these variables.
+
+    Raises:
+        UserError: MASTER_ADDR is not an address of this machine, MASTER_PORT no port, or OMP_NUM_THREADS no number.
+    """
+    threads = environment.get("OMP_NUM_THREADS") or "1"
+    if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", threads):  # OpenMP takes one number for each level of nesting
+        raise UserError(
+            f"OMP_NUM_THREADS={threads!r} in the environment is not a number of threads: unset it, or mend it"
+        )
+    listener = _rendezvous(environment)[2]
+    if listener:
+        listener.close()
 
 
 def _start(command: list[str], ranks: int, log_folder: Path, environment: Mapping[str, str]) -> Iterator[RankProcess]:
@@ -127,8 +144,11 @@ def _end_after_failure(processes: list[RankProcess], arrived: deque[int], asked_
     _wait(processes, CAUSE_WINDOW_S, arrived)
     cause = choose_cause(processes)
     assert cause.code
+    if any(hangs(process) for process in processes):
+        _wait(processes, GRACE_S, arrived)  # the others' time is over at about the same moment
+        print(explain_hang(processes), file=sys.stderr, flush=True)
     # A rank that dies of a signal it was sent to stop with (it was still starting) has nothing to explain.
-    if not (asked_to_stop and cause.code in (128 + signal.SIGTERM, 128 + signal.SIGUSR1)):
+    elif not (asked_to_stop and cause.code in (128 + signal.SIGTERM, 128 + signal.SIGUSR1)):
         print(explain(cause), file=sys.stderr, flush=True)
     for process in processes:
         process.send(signal.SIGTERM)

@@ -35,12 +35,12 @@ def find(root: Path, name: str) -> Path | None:
 
 def announce(folder: Path) -> None:
     """Let `latest` beside `folder` point to it, and `logfiles` in the current folder end with its first rank's log."""
+    with open("logfiles", "a", encoding="utf-8") as index:
+        index.write(f"{log_path(folder, short_host_name(), 0)}\n")
     aside = folder.parent / f".latest-{os.getpid()}"
     aside.unlink(missing_ok=True)
     aside.symlink_to(folder.name)
     os.replace(aside, folder.parent / "latest")
-    with open("logfiles", "a", encoding="utf-8") as index:
-        index.write(f"{log_path(folder, short_host_name(), 0)}\n")
 
 
 def log_path(folder: Path, host: str, rank: int) -> Path:

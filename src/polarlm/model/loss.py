@@ -77,7 +77,7 @@ class _FusedCrossEntropy(torch.autograd.Function):
         matrix = weight.to(dtype)
         total = torch.zeros((), device=hidden.device)
         hidden_grad = torch.empty_like(hidden) if wants_gradients else None
-        weight_grad = torch.zeros_like(matrix) if wants_gradients else None
+        weight_grad = torch.zeros_like(weight) if wants_gradients else None
         rows = max(_FEWEST_ROWS, _CHUNK_LOGITS // len(weight))
         for start in range(0, len(hidden), rows):
             some = hidden[start : start + rows].to(dtype)
@@ -90,9 +90,11 @@ class _FusedCrossEntropy(torch.autograd.Function):
             if wants_gradients:
                 logit_grad = logit_grad.to(dtype)
                 hidden_grad[start : start + rows] = logit_grad @ matrix
-                weight_grad.addmm_(logit_grad.mT, some)
+                if dtype == weight.dtype:
+                    weight_grad.addmm_(logit_grad.mT, some)
+                else:  # the chunks' sum keeps the weight's type, for their number would add to the error
+                    weight_grad += logit_grad.mT @ some
         ctx.save_for_backward(hidden_grad, weight_grad)
-        ctx.weight_dtype = weight.dtype
         return total
 
     @staticmethod
@@ -100,7 +102,7 @@ class _FusedCrossEntropy(torch.autograd.Function):
     def backward(ctx, scale: Tensor) -> tuple[Tensor | None, ...]:
         # Not in place: some pipeline schedules ask twice, for the input's gradient first and the weight's later.
         hidden_grad, weight_grad = ctx.saved_tensors
-        return hidden_grad * scale, weight_grad.to(ctx.weight_dtype) * scale, None, None, None, None, None
+        return hidden_grad * scale, weight_grad * scale, None, None, None, None, None
 
 
 def _loss_and_gradient(

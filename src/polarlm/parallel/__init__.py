@@ -9,6 +9,7 @@ from polarlm.parallel.device import Device, local_device
 from polarlm.parallel.engine import Arrays, Engine
 from polarlm.parallel.mesh import Mesh
 from polarlm.parallel.shard import clip_gradients, communicate_after, distribute, shard
+from polarlm.parallel.traffic import TrafficCounter
 from polarlm.parallel.world import World, join_world
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "Device",
     "Engine",
     "Mesh",
+    "TrafficCounter",
     "World",
     "build_stages",
     "clip_gradients",

@@ -204,6 +204,7 @@ class _Stage(PipelineStage):
         assert backward_type == "full"
         self.submod.set_is_last_backward(True)
         self.submod.set_requires_gradient_sync(True)
+        self.submod.set_requires_all_reduce(last_backward)
         self.submod.set_reshard_after_backward(self._lets_go)
         return stage_backward(bwd_kwargs["stage_output"], bwd_kwargs["output_grads"], bwd_kwargs["input_values"]), None
 

@@ -7,6 +7,8 @@
 | 2 | (r, s) | and of the gradients | gradients once a microbatch, parameters once a step |
 | 3 | (r, s) | and of the parameters | gradients once, parameters twice a microbatch |
 
+Over replicas gradients travel once a step in every stage, after they were added up in each group's shards.
+
 Every reduction is a sum: the loss of a microbatch is already divided by the trained tokens of the global batch, so
 that gradients of ranks and microbatches with different numbers of trained tokens add up to the right mean.
 """
@@ -17,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 from polarlm.config import SPLIT_BACKWARD, ParallelConfig
 from polarlm.model import Transformer
@@ -35,10 +37,12 @@ def shard(model: nn.Module, blocks: Iterable[nn.Module], parallel: ParallelConfi
     # Pinned memory needs an accelerator's driver.
     pinned = mesh.world.device.torch.type != "cpu"
     offload = CPUOffloadPolicy(pin_memory=pinned) if parallel.offload == "parameters" else OffloadPolicy()
+    # Where nothing is repeated a sum over the replicas would only hold each gradient twice.
+    axes = ("replicate", "shard") if mesh.size("replicate") > 1 else ("shard",)
     for part in (*blocks, model):
         fully_shard(
             part,
-            mesh=mesh.weights["replicate", "shard"],
+            mesh=mesh.weights[axes],
             reshard_after_forward=lets_go_between_passes(parallel),
             offload_policy=offload,
         )
@@ -61,11 +65,12 @@ def lets_go_between_passes(parallel: ParallelConfig) -> bool:
 def communicate_after(model: nn.Module, is_last_microbatch: bool, zero_stage: int) -> None:
     """Say before a microbatch what its backward pass does: reduce the gradients, and let go of gathered parameters.
 
-    Stages 0 and 1 add up a step's gradients first and reduce them once; up to stage 2 parameters stay gathered through
-    the microbatches of a step.
+    Stages 0 and 1 add up a step's gradients first and reduce them once, and so do replicas in every stage; up to stage
+    2 parameters stay gathered through the microbatches of a step.
     """
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(is_last_microbatch or zero_stage >= 2)
+        model.set_requires_all_reduce(is_last_microbatch)
         model.set_reshard_after_backward(is_last_microbatch or zero_stage == 3)
 
 
@@ -99,7 +104,16 @@ def _groups_of_parts(norm: torch.Tensor, mesh: Mesh) -> list[dist.ProcessGroup]:
 def distribute(full: torch.Tensor, parameter: torch.Tensor) -> None:
     """Fill this rank's part of `parameter` from the full tensor, which every rank holds."""
     if isinstance(parameter, DTensor):
-        full = distribute_tensor(
-            full.to(parameter.device), parameter.device_mesh, parameter.placements, src_data_rank=None
-        )
+        full, parameter = _own_part(full, parameter), parameter.to_local()
     parameter.copy_(full)
+
+
+def _own_part(full: torch.Tensor, parameter: DTensor) -> torch.Tensor:
+    """A view of what this rank holds; torch's `distribute_tensor` may copy every rank's part on the way."""
+    mesh, part = parameter.device_mesh, full
+    # Tensor parallelism, innermost, cuts a parameter first, and ZeRO what that leaves of it.
+    for axis, placement in reversed(list(enumerate(parameter.placements))):
+        if not placement.is_replicate():
+            parts, rank = part.chunk(mesh.size(axis), placement.dim), mesh.get_local_rank(axis)
+            part = parts[rank] if rank < len(parts) else part.narrow(placement.dim, 0, 0)
+    return part

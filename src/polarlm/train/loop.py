@@ -10,6 +10,7 @@ from polarlm.train.schedule import learning_rate
 from polarlm.train.step import StepResult, train_step
 from polarlm.train.stop import StopRequest
 from polarlm.train.watch import AfterSave, Watch
+from polarlm.train.watchdog import Watchdog
 
 
 def fit(run: Run, after_save: AfterSave | None = None) -> None:
@@ -19,7 +20,12 @@ def fit(run: Run, after_save: AfterSave | None = None) -> None:
         after_save: called on the first rank after each checkpoint; what goes wrong there is told, and ends nothing.
     """
     train, progress = run.config.train, run.progress
-    with _loader(run) as loader, StopRequest() as stop, Watch(run, after_save) as watch:
+    with (
+        _loader(run) as loader,
+        StopRequest() as stop,
+        Watch(run, after_save) as watch,
+        Watchdog(train.step_timeout) as watchdog,
+    ):
         steps = range(progress.step + 1, train.steps + 1)
         clock = time.perf_counter()
         for step, microbatches in zip(steps, loader, strict=False):
@@ -27,6 +33,7 @@ def fit(run: Run, after_save: AfterSave | None = None) -> None:
             for group in run.optimizer.param_groups:
                 group["lr"] = lr
             seed_dropout(run.config.seed, step, run.engine.dropout_rank)
+            watchdog.begin()
             with watch.step(step):
                 result = train_step(
                     run.engine,
@@ -44,9 +51,11 @@ def fit(run: Run, after_save: AfterSave | None = None) -> None:
 
             ends = result.asked_to_stop or step == train.steps
             if _is_due(step, train.eval_every, step == train.steps):
+                watchdog.begin()
                 watch.validated(run.validation.run(run.engine, train.micro_batch_size))
             watch.write_metrics(ends)
             if ends or _is_due(step, run.config.checkpoint.every, False):
+                watchdog.begin()
                 run.save()
                 watch.saved()
             if result.asked_to_stop:

@@ -1,0 +1,124 @@
+"""The checkpoints of a run seen from outside: which there are, which to keep, their weights in one plain file."""
+
+import json
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from polarlm.checkpoint import folders
+from polarlm.checkpoint.completeness import fault_of
+from polarlm.checkpoint.tensors import list_tensors, read_tensors
+from polarlm.config import ParallelConfig, UserError
+
+
+@dataclass(frozen=True)
+class Saved:
+    """One checkpoint of a run."""
+
+    step: int
+    folder: Path
+    bytes: int
+    fault: str | None  # why it is not to be trusted
+    progress: dict[str, Any]  # as it was saved; empty where it cannot be read
+
+    @property
+    def layout(self) -> str:
+        """The ranks and the axes that it was saved under, such as `4 ranks: tensor 2, zero 3`."""
+        fields = self.progress.get("config", {}).get("parallel")
+        if fields is None:
+            return "unknown"
+        parallel = ParallelConfig.model_validate(fields)
+        axes = {"tensor": parallel.tensor, "pipeline": parallel.pipeline, "context": parallel.context}
+        parts = [f"{axis} {degree}" for axis, degree in axes.items() if degree > 1]
+        parts += [f"zero {parallel.zero_stage}"] if parallel.zero_stage else []
+        ranks = "1 rank" if parallel.ranks == 1 else f"{parallel.ranks} ranks"
+        return f"{ranks}: {', '.join(parts)}" if parts else ranks
+
+
+def saved_checkpoints(run_folder: Path, *, with_digests: bool = False) -> list[Saved]:
+    """All checkpoints of a run in order, complete or not.
+
+    Args:
+        with_digests: read every byte of them, to find what has changed since.
+
+    Raises:
+        UserError: the folder is no run's.
+    """
+    shelf = run_folder / "checkpoints"
+    if not run_folder.is_dir():
+        raise UserError(f"{run_folder}: no such folder; name a run")
+    return [_look_at(step, folders.step_folder(shelf, step), with_digests) for step in folders.steps(shelf)]
+
+
+def prune(run_folder: Path, keeps: Callable[[Saved], bool], *, dry_run: bool = False) -> list[Saved]:
+    """Delete the complete checkpoints that `keeps` does not keep, but never the newest of them; return those deleted.
+
+    Damaged ones stay: whoever wants to look at what went wrong can.
+    """
+    complete = [each for each in saved_checkpoints(run_folder) if each.fault is None]
+    doomed = [each for each in complete[:-1] if not keeps(each)]
+    if not dry_run:
+        folders.delete(run_folder / "checkpoints", [each.step for each in doomed])
+    return doomed
+
+
+def export_weights(checkpoints: Sequence[Path], file: Path) -> int:
+    """Write the weights of a checkpoint, or the mean of several, as one safetensors file; return its parameters.
+
+    Means are taken in fp32, and kept in the type of the first (weight averaging, arXiv 1803.05407).
+
+    Raises:
+        UserError: the file cannot be written, or the checkpoints are of different models.
+    """
+    stored = [list_tensors(folder / "weights") for folder in checkpoints]
+    for folder, other in zip(checkpoints, stored, strict=True):
+        if {name: each.shape for name, each in other.items()} != {n: each.shape for n, each in stored[0].items()}:
+            raise UserError(f"{folder}: its weights are of another model than {checkpoints[0]}'s; average one run's")
+    weights = {name: torch.zeros(each.shape) for name, each in stored[0].items()}
+    for folder in checkpoints:
+        for name, tensor in _whole_weights(folder).items():
+            weights[name] += tensor / len(checkpoints)
+    _write({name: tensor.to(stored[0][name].dtype) for name, tensor in weights.items()}, file)
+    return sum(tensor.numel() for tensor in weights.values())
+
+
+def _whole_weights(folder: Path) -> dict[str, Tensor]:
+    tensors = {
+        name: torch.empty(each.shape, dtype=each.dtype) for name, each in list_tensors(folder / "weights").items()
+    }
+    read_tensors(tensors, folder / "weights", alone=True)
+    return tensors
+
+
+def _write(tensors: dict[str, Tensor], file: Path) -> None:
+    aside = file.with_name(f".{file.name}.{os.getpid()}.partial")
+    try:
+        save_file(tensors, aside)
+        os.replace(aside, file)
+    except OSError as error:
+        raise UserError(f"{file}: cannot be written ({error}); choose another --output") from None
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def _look_at(step: int, folder: Path, with_digests: bool) -> Saved:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return Saved(step, folder, _total(files), fault_of(folder, with_digests), _progress_in(folder))
+
+
+def _progress_in(folder: Path) -> dict[str, Any]:
+    try:
+        progress = json.loads((folder / "state.json").read_text(encoding="utf-8"))["progress"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    return progress if isinstance(progress, dict) else {}
+
+
+def _total(files: Iterable[Path]) -> int:
+    return sum(path.stat().st_size for path in files)
