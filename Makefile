@@ -28,7 +28,7 @@ check: $(READY) ## style, format and types
 # litgpt's own requirements want an older huggingface-hub than transformers does, so it comes without them.
 bench: $(READY) ## training, preparing text and starting up, each beside its peers
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(VENV)/constraints.txt -e '.[bench]'
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps 'litgpt>=0.5.13,<0.6'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c $(VENV)/constraints.txt 'litgpt>=0.5.13'
 	@for each in train_cpu prepare startup; do $(BIN)/python benchmarks/$$each.py || exit; done
 
 # A torch that the chosen Python already has (often a site's own build, made for its accelerators) is used, not replaced:
