@@ -25,9 +25,11 @@ check: $(READY) ## style, format and types
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-bench: $(READY) ## how fast this machine trains a small model on random tokens
-	@$(BIN)/polarlm train --name bench --model.layers 4 --model.hidden 256 --model.heads 4 \
-	  --train.seq-len 256 --train.micro-batch-size 8 --train.steps 20
+# litgpt's own requirements want an older huggingface-hub than transformers does, so it comes without them.
+bench: $(READY) ## training, preparing text and starting up, each beside its peers
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(VENV)/constraints.txt -e '.[bench]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c $(VENV)/constraints.txt 'litgpt>=0.5.13'
+	@for each in train_cpu prepare startup; do $(BIN)/python benchmarks/$$each.py || exit; done
 
 # A torch that the chosen Python already has (often a site's own build, made for its accelerators) is used, not replaced:
 # its folders join the environment's path. This prints the line that does so, or nothing.

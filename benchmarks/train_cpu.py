@@ -226,50 +226,50 @@ def contend(name: str) -> None:
 
 def measure(names: list[str], threads: int, rounds: int) -> dict[str, Any]:
     """Every contestant's steps, and what they mean."""
-    from polarlm.plan import model_flops
-
     machine = describe_machine("polarlm", "torch", "transformers", "litgpt") | {"threads": threads}
     absent = {name: package for name in names if installed_version(package := CONTESTANTS[name][0]) is None}
-    steps: dict[str, list[dict[str, float]]] = {name: [] for name in names if name not in absent}
     with ExitStack() as stack:
         contestants = {}
-        for name in steps:
-            print(f"getting ready: {name}", file=sys.stderr)
-            contestants[name] = stack.enter_context(Contestant(name, threads))
+        for name in names:
+            if name not in absent:
+                print(f"getting ready: {name}", file=sys.stderr)
+                contestants[name] = stack.enter_context(Contestant(name, threads))
         sizes = {contestant.parameters for contestant in contestants.values()} - {0}
         assert len(sizes) == 1, f"the models differ in size: {sizes}"
-        for _ in range(rounds):
-            for name, contestant in contestants.items():
-                steps[name].append(contestant.step())
-    seconds = {name: [step["seconds"] for step in taken] for name, taken in steps.items()}
-    model = run_config(False).model
-    flops = {
-        "full": model_flops(model, TOKENS, LENGTH, causal=False),
-        "causal": model_flops(model, TOKENS, LENGTH, causal=True),
-    }
-    bare = seconds.get(PRODUCTS)
-    results = {}
-    for name in steps:
-        results[name] = {
-            "tokens_per_s": TOKENS / statistics.median(seconds[name]),
-            "seconds": seconds[name],
-            "peak_mib": steps[name][-1]["peak_mib"],
-            "last_loss": steps[name][-1]["loss"],
-        }
-        if name != PRODUCTS and bare:
-            results[name] |= {
-                f"share_of_matrix_rate_{count}": flops[count] / product_flops() * ratio(bare, seconds[name])
-                for count in flops
-            }
-        if OURS in seconds:
-            results[name]["polarlm_compiled_is_faster_by"] = ratio(seconds[name], seconds[OURS])
+        turns = [{name: contestant.step() for name, contestant in contestants.items()} for _ in range(rounds)]
     return {
         "machine": machine,
         "parameters": sizes.pop(),
-        "bare_products_gflops_per_s": product_flops() / statistics.median(bare) / 1e9 if bare else None,
-        "contestants": results,
+        **compare(turns),
         "not_installed": {name: how_to_install(package) for name, package in absent.items()},
     }
+
+
+def compare(turns: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
+    """What the rounds of steps say: rates, shares of the matrix rate, how much faster ours is."""
+    from polarlm.plan import model_flops
+
+    model = run_config(False).model
+    flops = {count: model_flops(model, TOKENS, LENGTH, causal=count == "causal") for count in ("full", "causal")}
+    seconds = {name: [turn[name]["seconds"] for turn in turns] for name in turns[0]}
+    bare, ours = seconds.get(PRODUCTS), seconds.get(OURS)
+    results: dict[str, dict[str, Any]] = {}
+    for name, taken in seconds.items():
+        last = turns[-1][name]
+        rate = TOKENS / statistics.median(taken)
+        results[name] = {
+            "tokens_per_s": rate,
+            "seconds": taken,
+            "peak_mib": last["peak_mib"],
+            "last_loss": last["loss"],
+        }
+        if bare and name != PRODUCTS:
+            shares = {count: flops[count] / product_flops() * ratio(bare, taken) for count in flops}
+            results[name] |= {f"share_of_matrix_rate_{count}": share for count, share in shares.items()}
+        if ours:
+            results[name]["polarlm_compiled_is_faster_by"] = ratio(taken, ours)
+    gflops = product_flops() / statistics.median(bare) / 1e9 if bare else None
+    return {"bare_products_gflops_per_s": gflops, "contestants": results}
 
 
 def ratio(above: list[float], below: list[float]) -> float:

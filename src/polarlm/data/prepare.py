@@ -20,7 +20,7 @@ from polarlm.data.tokenizer import load_tokenizer
 from polarlm.data.workers import ordered_map
 
 _CHUNK_BYTES = 1 << 20
-_SAMPLE_DOCUMENTS, _SAMPLE_CHARACTERS = 64, 20_000  # on which a faster engine is tried
+_SAMPLE_DOCUMENTS, _SAMPLE_CHARACTERS = 64, 5_000  # on which a faster engine is tried
 
 
 @dataclass(frozen=True)

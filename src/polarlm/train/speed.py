@@ -60,7 +60,7 @@ def peak_tflops(device: Device, precision: str) -> float:
     return known.tflops(precision) if known else _measured_tflops(device)
 
 
-def _measured_tflops(device: Device, size: int = 512, tries: int = 100) -> float:
+def _measured_tflops(device: Device, size: int = 512, tries: int = 40) -> float:
     """Best rate of a square fp32 product; on a CPU with this rank's threads, while the other ranks measure theirs.
 
     Many short tries: on a machine that others use too, one of them runs undisturbed.
