@@ -120,7 +120,7 @@ def test_all_ranks_decide_alike(tmp_path, layout):
 def test_a_rewind_without_a_checkpoint_says_what_to_set(tmp_path):
     run = _open(ALONE, tmp_path / "run", "--train.on-bad-step", "rewind", "--checkpoint.every", "0")
     _spoil(run)
-    with pytest.raises(UserError, match="train.on_bad_step.*checkpoint.every"):
+    with pytest.raises(UserError, match=r"train\.on_bad_step.*checkpoint\.every"):
         fit(run)
 
 
