@@ -54,11 +54,12 @@ def test_every_kind_of_schedule_over_every_axis(schedule, more):
     [
         ("1f1b", f"{TENSOR} {ZERO} 3", 1),
         ("zbvzerobubble", f"{TENSOR} {RING}", 2),
+        ("1f1b", f"{TENSOR} {RING} {ZERO} 3", 2),  # parameters shared out over the ring's ranks too
         ("interleaved1f1b", f"{RING} {ZERO} 3", 1),
         ("dualpipev", f"{ULYSSES} {ZERO} 2", 1),
     ],
 )
-def test_three_axes_at_once(schedule, more, micro):
+def test_three_axes_and_all_at_once(schedule, more, micro):
     _check("gpt", 8, _flags(schedule, micro, 4, more), micro)
 
 

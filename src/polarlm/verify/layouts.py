@@ -68,6 +68,7 @@ NAMES = (
     "pipeline2-zbvzerobubble-tensor2-zero2-data2",
     "pipeline2-interleaved1f1b-ring2-tensor2",
     "pipeline2-1f1b-ulysses2-zero3-data2",
+    "pipeline2-1f1b-ring2-tensor2-zero3",
     "selectiverecompute",
     "fullrecompute",
     "zero3-data2-selectiverecompute",
