@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from polarlm import cli
+from polarlm import cli, launch
+from polarlm.verify.task import save_result
 
 SMALL = ["--model.layers", "1", "--model.hidden", "16", "--model.heads", "2", "--model.vocab-size", "31"]
 
@@ -38,6 +39,18 @@ def test_one_that_is_wrong_gives_code_1(monkeypatch, capsys):
     monkeypatch.setattr(verify, "_on_ranks_of_our_own", lambda task: (0, records))
     assert cli.main(["verify", *SMALL]) == 1
     assert capsys.readouterr().out == "\n1 ok, 1 FAILED, 0 not tried\n"
+
+
+def test_what_stopped_a_layout_is_shown(monkeypatch, capsys):
+    def run_local(command, ranks, logs, environment):
+        logs.mkdir()
+        (logs / "host.0.log").write_text("Traceback: of that rank\n")
+        save_result(logs.parent, [{"verdict": "FAILED", "reason": "it broke"}])
+        return 0
+
+    monkeypatch.setattr(launch, "run_local", run_local)
+    assert cli.main(["verify", *SMALL]) == 1
+    assert capsys.readouterr().err == "Traceback: of that rank\n"
 
 
 def test_names_of_the_list(capsys):

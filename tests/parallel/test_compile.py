@@ -74,6 +74,13 @@ def test_alone_with_documents_and_dropout():
     _assert_same(eager, compiled, graphs=2)  # training, evaluation
 
 
+def test_with_recomputation_and_dropout():
+    flags = ["--model.family", "llama", "--model.dropout", "0.1", "--train.recompute"]
+    [results] = run_ranks(1, _eager_and_compiled, [[*flags, mode] for mode in ("full", "selective")], timeout=180)
+    for eager, compiled in results:
+        _assert_same(eager, compiled, graphs=1)
+
+
 def test_every_zero_stage():
     flags = ["--model.family", "llama", "--model.kv-heads", "2", "--parallel.zero-stage"]
     for results in run_ranks(2, _eager_and_compiled, [[*flags, str(stage)] for stage in range(4)], timeout=180):

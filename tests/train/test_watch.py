@@ -165,7 +165,7 @@ def test_a_run_too_short_to_profile_says_so(tmp_path):
     assert "nothing to see" in (tmp_path / "run" / "events.jsonl").read_text()
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no device that records its memory")
+@pytest.mark.gpu
 def test_a_profile_has_a_memory_snapshot_where_the_device_can(tmp_path):
     config = _prepare(tmp_path / "run", "--profile", "1", "--train.steps", "6")
     _train(World(0, 1, Device(torch.device("cuda", 0))), tmp_path / "run", config)

@@ -9,7 +9,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from polarlm.model import IGNORED, CrossEntropy
 from polarlm.parallel import Engine, build
 from polarlm.parallel.context import _Meeting
-from polarlm.verify import parse_layout
+from polarlm.verify import Table, parse_layout
 from polarlm.verify.run import verify
 
 
@@ -109,6 +109,9 @@ def test_what_is_wrong_fails_and_the_first_wrong_parameter_is_named(monkeypatch,
     mutation(monkeypatch)
     (row,) = _rows(layout, flags=LLAMA).values()
     assert (row.verdict, row.reason, row.first_wrong) == ("FAILED", "", first_wrong)
+    line = Table([layout], ["own"]).line(row)
+    assert "  FAILED: " in line
+    assert line.endswith(f"; first wrong is {first_wrong}")
     wrong = [name for name, difference in row.gradients.items() if difference > 1e-5]
     if mutation is _norms_not_summed_over_tensor:
         assert wrong == [name for name in row.gradients if "norm" in name]

@@ -96,7 +96,11 @@ def _on_ranks_of_our_own(task: "Task") -> tuple[int, list[dict]]:
         task.save(folder)
         command = [sys.executable, "-m", "polarlm.verify", name]
         code = run_local(command, 1, folder / "logs", os.environ)
-        return code, load_result(folder) if code == 0 else []
+        records = load_result(folder) if code == 0 else []
+        if any(record["verdict"] == "FAILED" and record["reason"] for record in records):
+            for log in (folder / "logs").iterdir():  # the tracebacks, before they are gone
+                print(log.read_text(encoding="utf-8", errors="replace"), file=sys.stderr, end="")
+        return code, records
 
 
 def _on_given_ranks(task: "Task", place: "Rank") -> tuple[int, list[dict]]:

@@ -104,6 +104,15 @@ class TrainConfig(Section):
     init_from: str | None = Field(None, description="a run or checkpoint whose weights (only) this new run starts from")
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
+    on_bad_step: Literal["stop", "skip", "rewind"] = Field(
+        "stop",
+        description="end the run, leave the step out, or go back to the last checkpoint and pass its samples over",
+    )
+    spike_factor: float | None = Field(
+        None,
+        gt=1,
+        description="a loss or gradient norm of so many times its mean is bad too, not only what is not finite",
+    )
     step_timeout: NonNegativeFloat = Field(
         0.0, description="seconds after which a run that takes no step ends, each rank saying where it is; 0 is never"
     )

@@ -13,25 +13,21 @@ takes part in the same communication, so gradients are the same to the bit.
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     SelectiveCheckpointContext,
     checkpoint,
     create_selective_checkpoint_contexts,
-    noop_context_fn,
 )
 
 from polarlm.config import TrainConfig
 
 # A product with a weight is one of two matrices, after its batch and sequence are flattened; attention's are batched.
 _WEIGHT_PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
-
-Contexts = tuple[AbstractContextManager, AbstractContextManager]  # of forward, and of computing it again
 
 
 def recompute(blocks: Mapping[str, nn.Module], train: TrainConfig) -> None:
@@ -44,15 +40,32 @@ def recompute(blocks: Mapping[str, nn.Module], train: TrainConfig) -> None:
         return
     for number, block in blocks.items():
         if (int(number) + 1) % train.recompute_every == 0:
-            contexts = _CONTEXTS[train.recompute]
-            block.forward = partial(checkpoint, block.forward, use_reentrant=False, context_fn=contexts)
+            block.forward = _POLICIES[train.recompute](block.forward)
+
+
+# Each policy calls `checkpoint` in a function of its own, since torch's compiler passes over a block whose `forward` is
+# one of torch's, or is told of the contexts by a variable.
+def _full(forward: Callable) -> Callable:
+    def recomputed(*inputs: Any) -> Tensor:
+        return checkpoint(forward, *inputs, use_reentrant=False)
+
+    return recomputed
+
+
+def _selective(forward: Callable) -> Callable:
+    def recomputed(*inputs: Any) -> Tensor:
+        return checkpoint(forward, *inputs, use_reentrant=False, context_fn=_keeping_weight_products)
+
+    return recomputed
+
+
+def _keeping_weight_products() -> tuple[AbstractContextManager, AbstractContextManager]:
+    """The contexts of forward and of computing it again."""
+    return create_selective_checkpoint_contexts(_keep_weight_products)
 
 
 def _keep_weight_products(context: SelectiveCheckpointContext, operation: Any, *args: Any, **options: Any):
     return CheckpointPolicy.MUST_SAVE if operation in _WEIGHT_PRODUCTS else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-_CONTEXTS: dict[str, Callable[[], Contexts]] = {
-    "selective": partial(create_selective_checkpoint_contexts, _keep_weight_products),
-    "full": noop_context_fn,
-}
+_POLICIES = {"full": _full, "selective": _selective}

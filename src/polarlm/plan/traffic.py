@@ -6,7 +6,8 @@ at least (n-1)/n·b in a reduce-scatter or an all-to-all, (n-1)·b in an all-gat
 
 - ZeRO (arXiv 1910.02054, section 7), P parameters: 0: gradients all-reduced, 2P(n-1)/n a step. 1 and 2: parameters
   gathered, P(n-1)/n a step; gradients scattered, P(n-1)/n a step or a microbatch. 3: gathered twice and scattered once
-  a microbatch, 3P(n-1)/n. In groups (arXiv 2304.11277) scattered gradients are then all-reduced over the groups.
+  a microbatch, 3P(n-1)/n. In groups (arXiv 2304.11277) a step's scattered gradients are then all-reduced over the
+  groups.
 - Tensor with sequence parallel (arXiv 2205.05198, section 4.2.2): 2 all-gathers and 2 reduce-scatters a block forward,
   as many backward; one of each for the embedding and for the head. Megatron gathers twice more backward what it did not
   keep; torch keeps it. The loss reduces 4 numbers a token (arXiv 1909.08053, section 3), and gradients of what each

@@ -2,11 +2,13 @@
 
 import math
 import time
+from functools import partial
 
 from polarlm.config import UserError
-from polarlm.data import Loader
+from polarlm.data import Batch, Loader
 from polarlm.train.run import Run, seed_dropout
 from polarlm.train.schedule import learning_rate
+from polarlm.train.steady import MOST_IN_A_ROW, PASSED_OVER
 from polarlm.train.step import StepResult, train_step
 from polarlm.train.stop import StopRequest
 from polarlm.train.watch import AfterSave, Watch
@@ -19,35 +21,27 @@ def fit(run: Run, after_save: AfterSave | None = None) -> None:
     Args:
         after_save: called on the first rank after each checkpoint; what goes wrong there is told, and ends nothing.
     """
+    with StopRequest() as stop, Watch(run, after_save) as watch, Watchdog(run.config.train.step_timeout) as watchdog:
+        while (bad_sample := _train(run, stop, watch, watchdog)) is not None:
+            run.rewind(bad_sample)
+            watch.rewound(bad_sample)
+
+
+def _train(run: Run, stop: StopRequest, watch: Watch, watchdog: Watchdog) -> int | None:
+    """Take steps to the run's end; or return the first sample of a global batch that is to be passed over, from the
+    last checkpoint on."""
     train, progress = run.config.train, run.progress
-    with (
-        _loader(run) as loader,
-        StopRequest() as stop,
-        Watch(run, after_save) as watch,
-        Watchdog(train.step_timeout) as watchdog,
-    ):
+    with _loader(run) as loader:
         steps = range(progress.step + 1, train.steps + 1)
         clock = time.perf_counter()
         for step, microbatches in zip(steps, loader, strict=False):
-            lr = learning_rate(step, train)
-            for group in run.optimizer.param_groups:
-                group["lr"] = lr
-            seed_dropout(run.config.seed, step, run.engine.dropout_rank)
             watchdog.begin()
             with watch.step(step):
-                result = train_step(
-                    run.engine,
-                    run.optimizer,
-                    microbatches,
-                    clip=train.optimizer.clip,
-                    asked_to_stop=bool(stop),
-                    sources=run.source_losses,
-                )
-            _refuse_divergence(step, result, run)
-            progress.step, progress.loss = step, result.loss
-            progress.samples += train.global_batch_size
-            progress.tokens += train.global_batch_size * train.seq_len
-            watch.took(result, lr, time.perf_counter() - clock)
+                result = _take(run, step, microbatches, bool(stop))
+            if result.fault and _remedy(run, step, result) == "rewind":
+                return progress.samples
+            progress.count(step, result, train)
+            watch.took(result, time.perf_counter() - clock)
 
             ends = result.asked_to_stop or step == train.steps
             if _is_due(step, train.eval_every, step == train.steps):
@@ -62,6 +56,47 @@ def fit(run: Run, after_save: AfterSave | None = None) -> None:
                 watch.say(f"step {step}: asked to stop by {stop.signal_name or 'another rank'}; saved")
                 break
             clock = time.perf_counter()
+    return None
+
+
+def _take(run: Run, step: int, microbatches: list[Batch], asked_to_stop: bool) -> StepResult:
+    """The step, unless a rewind has found its samples bad."""
+    train, progress = run.config.train, run.progress
+    if progress.samples in progress.passed_over:
+        (stops,) = run.world.sum(float(asked_to_stop))
+        return StepResult(math.nan, math.nan, stops > 0, fault=PASSED_OVER)
+    for group in run.optimizer.param_groups:
+        group["lr"] = learning_rate(step, train)
+    seed_dropout(run.config.seed, step, run.engine.dropout_rank)
+    return train_step(
+        run.engine,
+        run.optimizer,
+        microbatches,
+        clip=train.optimizer.clip,
+        asked_to_stop=asked_to_stop,
+        sources=run.source_losses,
+        fault_of=partial(progress.typical.fault, spike_factor=train.spike_factor),
+    )
+
+
+def _remedy(run: Run, step: int, result: StepResult) -> str:
+    """What becomes of a run whose step went wrong, before it is counted or saved: `skip` or `rewind`.
+
+    Raises:
+        UserError: the run ends here.
+    """
+    if result.fault == PASSED_OVER:
+        return "skip"
+    run.bad_steps.append(step)
+    in_a_row = run.bad_steps[-MOST_IN_A_ROW:] == list(range(step - MOST_IN_A_ROW + 1, step + 1))
+    if run.config.train.on_bad_step != "stop" and not in_a_row:
+        return run.config.train.on_bad_step
+    saved = run.checkpoints.newest()
+    raise UserError(
+        f"train.optimizer.lr: step {step} gave {result.fault}; "
+        f"lower the learning rate (now {run.config.train.optimizer.lr}) or warm up longer, or see train.on_bad_step; "
+        f"newest checkpoint: {'none' if saved is None else f'step {saved}'}"
+    )
 
 
 def _loader(run: Run) -> Loader:
@@ -79,15 +114,3 @@ def _loader(run: Run) -> Loader:
 
 def _is_due(step: int, every: int, is_last: bool) -> bool:
     return every > 0 and (step % every == 0 or is_last)
-
-
-def _refuse_divergence(step: int, result: StepResult, run: Run) -> None:
-    """Stop before a broken step is saved or counted; the newest checkpoint is from before it."""
-    if math.isfinite(result.loss) and math.isfinite(result.grad_norm):
-        return
-    saved = run.checkpoints.newest()
-    raise UserError(
-        f"train.optimizer.lr: step {step} gave loss {result.loss} and gradient norm {result.grad_norm}; "
-        f"lower the learning rate (now {run.config.train.optimizer.lr}) or warm up longer; "
-        f"newest checkpoint: {'none' if saved is None else f'step {saved}'}"
-    )

@@ -18,9 +18,15 @@ class MetricsLog:
         Args:
             trackers: are told the same.
         """
+        self._path, self._trackers = path, trackers
         _keep_until(path, after_step)
-        self._trackers = trackers
         self._file = path.open("a", encoding="utf-8")
+
+    def cut(self, after_step: int) -> None:
+        """Take back the lines of the steps after `after_step`, which are taken again."""
+        self._file.close()
+        _keep_until(self._path, after_step)
+        self._file = self._path.open("a", encoding="utf-8")
 
     def write(self, line: dict[str, Any]) -> None:
         """Append one object; a value that JSON has no number for (NaN, infinity) is written as null."""

@@ -4,7 +4,8 @@ import hashlib
 import json
 import logging
 import os
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from torch.optim import Optimizer
 
 from polarlm.checkpoint import Checkpoints, load_weights
-from polarlm.config import RunConfig, UserError
+from polarlm.config import RunConfig, TrainConfig, UserError
 from polarlm.data import AnySamples, IndexedDataset, load_tokenizer, open_split, read_paths
 from polarlm.launch import short_host_name
 from polarlm.parallel import Engine, World
@@ -21,6 +22,8 @@ from polarlm.train.events import EventLog
 from polarlm.train.metrics import MetricsLog
 from polarlm.train.optimizer import build_optimizer
 from polarlm.train.sources import SourceLosses
+from polarlm.train.steady import Typical
+from polarlm.train.step import StepResult
 from polarlm.train.trackers import Trackers
 from polarlm.train.validation import Validation
 
@@ -35,6 +38,23 @@ class Progress:
     samples: int = 0
     tokens: int = 0
     loss: float | None = None
+    typical: Typical = field(default_factory=Typical)
+    passed_over: list[int] = field(default_factory=list)  # first samples of the global batches that are jumped over
+
+    def count(self, step: int, result: StepResult, train: TrainConfig) -> None:
+        """Count a step, whether it was taken or left out."""
+        self.step = step
+        self.samples += train.global_batch_size
+        self.tokens += train.global_batch_size * train.seq_len
+        if result.fault is None:
+            self.loss = result.loss
+            self.typical.take_in(result.loss, result.grad_norm)
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> "Progress":
+        """What was saved; an older checkpoint lacks some."""
+        known = {name: record[name] for name in cls.__dataclass_fields__ if name in record}
+        return cls(**known | {"typical": Typical(**record.get("typical", {}))})
 
 
 @dataclass
@@ -54,11 +74,28 @@ class Run:
     metrics: MetricsLog | None  # on the first rank only, as events
     events: EventLog | None
     data_record: dict[str, Any]
+    bad_steps: list[int] = field(default_factory=list)  # since this process began
 
     def save(self) -> None:
         """Write a checkpoint of the present step; every rank calls."""
         record = asdict(self.progress) | {"config": self.config.model_dump(mode="json"), "data": self.data_record}
         self.checkpoints.save(self.progress.step, self.engine.model, self.optimizer, record)
+
+    def rewind(self, first_sample: int) -> None:
+        """Go back to the newest checkpoint, and from there pass over the global batch that begins at this sample.
+
+        Raises:
+            UserError: there is no checkpoint yet.
+        """
+        progress = _resume(self.checkpoints, self.engine, self.optimizer, self.data_record)
+        if progress is None:
+            raise UserError(
+                "train.on_bad_step: nothing to rewind to, no checkpoint is saved yet; set checkpoint.every, or use skip"
+            )
+        passed_over = sorted({*self.progress.passed_over, *progress.passed_over, first_sample})
+        self.progress = replace(progress, passed_over=passed_over)
+        if self.metrics:
+            self.metrics.cut(progress.step)
 
 
 def open_run(folder: Path, config: RunConfig, world: World) -> Run:
@@ -124,7 +161,7 @@ def _resume(
     record = checkpoints.load(step, engine.model, optimizer)
     for group, own in zip(optimizer.param_groups, numbers, strict=True):
         group.update(own)
-    return Progress(**{name: record[name] for name in Progress.__dataclass_fields__})
+    return Progress.from_record(record)
 
 
 def _record_data(config: RunConfig) -> dict[str, Any]:

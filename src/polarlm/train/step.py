@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 from polarlm.data import Batch
 from polarlm.parallel import Arrays, Engine
 from polarlm.train.sources import SourceLosses
+from polarlm.train.steady import FaultOf
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,7 @@ class StepResult:
     grad_norm: float  # before clipping, over the whole model
     asked_to_stop: bool  # some rank was
     loss_of_source: dict[str, float] = field(default_factory=dict)
+    fault: str | None = None  # why it was not taken, and left the weights and moments alone
 
 
 def train_step(
@@ -29,6 +31,7 @@ def train_step(
     clip: float,
     asked_to_stop: bool = False,
     sources: SourceLosses | None = None,
+    fault_of: FaultOf = lambda loss, grad_norm: None,
 ) -> StepResult:
     """Take one step on this rank's microbatches of the global batch.
 
@@ -39,6 +42,7 @@ def train_step(
         clip: largest gradient norm; 0 is no clipping.
         asked_to_stop: whether this rank was.
         sources: tells the loss of each dataset, too.
+        fault_of: looks at loss and gradient norm before anything is changed by them.
     """
     sources = sources or SourceLosses(engine, [])
     sources.begin()
@@ -46,10 +50,13 @@ def train_step(
     trained = engine.count_trained(batches)
     loss_sum = engine.forward_backward(batches, trained)
     grad_norm = engine.clip_gradients(clip)
-    optimizer.step()
+    loss = loss_sum / max(trained, 1)
+    fault = fault_of(loss, grad_norm)
+    if fault is None:
+        optimizer.step()
     optimizer.zero_grad()
     stops, *source_sums = engine.world.sum(float(asked_to_stop), *sources.sums(microbatches))
-    return StepResult(loss_sum / max(trained, 1), grad_norm, stops > 0, sources.means(source_sums))
+    return StepResult(loss, grad_norm, stops > 0, sources.means(source_sums), fault)
 
 
 def as_tensors(batch: Batch) -> Arrays:

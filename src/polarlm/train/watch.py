@@ -60,7 +60,7 @@ class Watch:
             yield
         self._profile.step()
 
-    def took(self, result: StepResult, lr: float, seconds: float) -> None:
+    def took(self, result: StepResult, seconds: float) -> None:
         """Take in the step that the run's progress now counts; its line of metrics waits for `written`."""
         progress, speed = self._run.progress, self._speedometer.measure(seconds)
         self._metrics = {
@@ -69,7 +69,7 @@ class Watch:
             "tokens": progress.tokens,
             "loss": result.loss,
             "grad_norm": result.grad_norm,
-            "lr": lr,
+            "lr": self._run.optimizer.param_groups[0]["lr"],
             "peak_memory_bytes": self._run.world.device.peak_memory_bytes(),
         }
         if result.loss_of_source:
@@ -78,6 +78,19 @@ class Watch:
         self._line.step(progress.step, result.loss, speed["tokens_per_sec"], speed["mfu"])
         if self._run.events:
             self._run.events.step = progress.step
+        if result.fault:
+            samples = self._run.config.train.global_batch_size
+            self._metrics["bad_step"] = {"fault": result.fault, "first_sample": progress.samples - samples}
+            self._event("bad step", **self._metrics["bad_step"], samples=samples)
+            self.say(f"step {progress.step}: left out, {result.fault}")
+
+    def rewound(self, first_sample: int) -> None:
+        """Take in that the run went back to its last checkpoint, to pass over the batch that begins at this sample."""
+        step = self._run.progress.step
+        if self._run.events:
+            self._run.events.step = step
+        self._event("rewind", first_sample=first_sample, samples=self._run.config.train.global_batch_size)
+        self.say(f"a bad step: back at step {step}, to pass over the batch from sample {first_sample} on")
 
     def validated(self, result: ValidationResult) -> None:
         """Take in an evaluation after the step."""
@@ -90,7 +103,7 @@ class Watch:
 
     def write_metrics(self, is_last: bool) -> None:
         """Write the step's line where it is this step's turn, or where it says more than others."""
-        says_more = is_last or "val_loss" in self._metrics or any("/" in name for name in self._metrics)
+        says_more = is_last or any(name in ("val_loss", "bad_step") or "/" in name for name in self._metrics)
         if self._run.metrics and (says_more or self._metrics["step"] % self._run.config.log.every == 0):
             self._run.metrics.write(self._metrics)
 

@@ -11,6 +11,7 @@ class Row:
     """What came of one layout of one model.
 
     Attributes:
+        bound, norm_bound: how much difference is rounding, and how much of the gradient norm's.
         loss, norm: largest relative difference of the loss and of the gradient norm over the steps.
         gradients, weights: relative differences by parameter, in the model's order.
         reason: why it was not tried, or what stopped it.
@@ -21,6 +22,7 @@ class Row:
     model: str
     ranks: int = 0
     bound: float = 0.0
+    norm_bound: float = 0.0
     seconds: float = 0.0
     loss: float = float("nan")
     norm: float = float("nan")
@@ -31,9 +33,24 @@ class Row:
 
     @property
     def passed(self) -> bool:
-        """Tried, and every number within the bound; NaN never is."""
-        numbers = [self.loss, self.norm, worst(self.gradients.values()), worst(self.weights.values())]
-        return self.tried and all(is_rounding(number, self.bound) for number in numbers)
+        """Tried, and every number within its bound; NaN never is."""
+        return self.tried and not self.wrong
+
+    @property
+    def wrong(self) -> list[str]:
+        """Which numbers are not within their bounds."""
+        bounds = {"loss": self.bound, "gradient": self.bound, "norm": self.norm_bound, "weights": self.bound}
+        return [name for name, number in self.numbers.items() if not is_rounding(number, bounds[name])]
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The worst differences, by their columns' names."""
+        return {
+            "loss": self.loss,
+            "gradient": worst(self.gradients.values()),
+            "norm": self.norm,
+            "weights": worst(self.weights.values()),
+        }
 
     @property
     def first_wrong(self) -> str | None:
@@ -54,6 +71,7 @@ class Row:
             "bound": self.bound,
             "loss": self.loss,
             "gradient_norm": self.norm,
+            "gradient_norm_bound": self.norm_bound,
             "gradient": worst(self.gradients.values()),
             "gradient_of": worst_name(self.gradients),
             "weight": worst(self.weights.values()),
@@ -86,8 +104,7 @@ class Table:
         start = f"{row.layout:<{self._layout}}  {row.model:<{self._model}}  {row.ranks:>5}"
         if not row.tried:
             return f"{start}  not tried: {row.reason}"
-        numbers = row.loss, worst(row.gradients.values()), row.norm, worst(row.weights.values())
-        cells = "  ".join(f"{number:>8.1e}" for number in numbers)
+        cells = "  ".join(f"{number:>8.1e}" for number in row.numbers.values())
         return f"{start}  {cells}  {row.seconds:>7.1f}s  {row.verdict}{self._remark(row)}"
 
     @staticmethod
@@ -96,4 +113,5 @@ class Table:
             return f": {row.reason}"
         if row.passed:
             return f"; largest at {worst_name(row.gradients)}"
-        return f": first wrong is {row.first_wrong}" if row.first_wrong else ""
+        first = f"; first wrong is {row.first_wrong}" if row.first_wrong else ""
+        return f": {', '.join(row.wrong)}{first}"
