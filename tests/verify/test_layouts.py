@@ -4,6 +4,7 @@ import pytest
 
 from polarlm.config import UserError
 from polarlm.verify import NAMES, choose_layouts, parse_layout
+from polarlm.verify.models import models_of, run_of
 
 
 def test_a_name_says_its_ranks_and_fields():
@@ -19,6 +20,12 @@ def test_every_name_of_the_list_means_something_and_stands_there_once():
     assert len(set(NAMES)) == len(NAMES)
     assert {parse_layout(name).ranks for name in NAMES} == {1, 2, 4, 8}
     assert [layout.name for layout in choose_layouts("all")] == list(NAMES)
+
+
+def test_both_small_models_can_take_every_layout_of_the_list():
+    for flags in models_of([]).values():
+        for name in NAMES:
+            assert run_of(flags, parse_layout(name)).parallel.ranks == parse_layout(name).ranks
 
 
 @pytest.mark.parametrize("axis", ["data", "zero1", "zero2", "zero3", "tensor", "ring", "ulysses", "pipeline"])

@@ -4,6 +4,7 @@ Ranks are numbered with tensor parallelism innermost, where the network is faste
 (arXiv 2104.04473). The same grid is looked at in two ways: by which tokens a rank holds, and by which weights.
 """
 
+from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from polarlm.config import ParallelConfig
@@ -40,6 +41,12 @@ class Mesh:
         """This rank's place along an axis of either view."""
         mesh = self._view(axis)
         return 0 if mesh is None else mesh.get_local_rank(axis)
+
+    def group(self, axis: str) -> ProcessGroup:
+        """The ranks along an axis of either view that this rank is one of; where there is more than one."""
+        mesh = self._view(axis)
+        assert mesh is not None, f"one process has no group along {axis}"
+        return mesh.get_group(axis)
 
     def _view(self, axis: str) -> DeviceMesh | None:
         return self.weights if axis in ("replicate", "shard") else self.tokens

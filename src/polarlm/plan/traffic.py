@@ -17,7 +17,7 @@ at least (n-1)/n·b in a reduce-scatter or an all-to-all, (n-1)·b in an all-gat
 - Pipeline (arXiv 2104.04473, section 2.2): hidden states cross each boundary between stages once, their gradients once.
   Schedules that split a backward pass gather and scatter as ZeRO-1 does. The two copies of a tied head trade gradients.
 - Besides, three sums of one number over all ranks: trained tokens, loss, who was asked to stop; and for the gradient
-  norm a number a parameter along the axes that share it out, and one along the pipeline.
+  norm a number along each axis that shares parameters out.
 """
 
 from dataclasses import dataclass, field
@@ -92,10 +92,8 @@ class _Counter:
 
 def _bookkeeping(counter: _Counter, config: RunConfig) -> None:
     counter.all_reduce("world", counter.ranks, 3, _FP64)
-    parameters = sum(map(len, _units(config))) - _has_copy(config)
-    for axis in ("shard", "tensor"):
-        counter.all_reduce(axis, counter.ranks, 1, parameters / config.parallel.pipeline * _FP32)
-    counter.all_reduce("pipeline", counter.ranks, 1, _FP32)
+    for axis in ("shard", "tensor", "pipeline"):
+        counter.all_reduce(axis, counter.ranks, 1, _FP32)
 
 
 def _units(config: RunConfig) -> list[list[Parameter]]:

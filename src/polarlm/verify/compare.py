@@ -11,10 +11,6 @@ if TYPE_CHECKING:
 # has 8, and gradients of the small models were seen to differ by up to 7e-3, on one process as on several.
 BOUNDS = {"fp32": 1e-5, "bf16": 2e-2}
 
-# Torch adds up a tensor's squares in fp32, on a CPU one after the other: of 10⁶ normal numbers the norm was seen to be
-# off by 1e-5, of 4·10⁷ by 3e-3. So the gradient norm's bound grows with the largest tensor.
-_NORM_BOUND_A_VALUE = 1e-10
-
 _SMALL = 0.01  # of the norm of all: beside it counts what should be zero, such as a key's bias, and is rounding alone
 
 Differences = dict[str, float]
@@ -60,11 +56,6 @@ def worst(values: Iterable[float]) -> float:
 def worst_name(differences: Differences) -> str | None:
     """Where the worst of them is."""
     return max(differences, key=lambda name: (math.isnan(differences[name]), differences[name]), default=None)
-
-
-def norm_bound(bound: float, gradients: Mapping[str, "Tensor"]) -> float:
-    """The bound of the gradient norm, where each gradient's is `bound`."""
-    return max(bound, _NORM_BOUND_A_VALUE * max(gradient.numel() for gradient in gradients.values()))
 
 
 def is_rounding(difference: float, bound: float) -> bool:

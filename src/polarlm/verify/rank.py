@@ -11,7 +11,7 @@ from polarlm.config import RunConfig
 from polarlm.parallel import Engine, TrafficCounter, World, join_world
 from polarlm.train import build_optimizer, train_step
 from polarlm.verify.batches import microbatches
-from polarlm.verify.compare import differences, merge, norm_bound, relative, worst
+from polarlm.verify.compare import differences, merge, relative, worst
 from polarlm.verify.meeting import Seat
 from polarlm.verify.reference import STEPS, Reference
 from polarlm.verify.rows import Row
@@ -63,7 +63,6 @@ def try_layout(world: World, layout: str, model: str, config: RunConfig, referen
         model=model,
         ranks=world.size,
         bound=bound,
-        norm_bound=norm_bound(bound, reference.gradients),
         loss=worst(world.gather(relative([result.loss for result in results], reference.losses))),
         norm=worst(world.gather(relative([result.grad_norm for result in results], reference.norms))),
         gradients=merge(world.gather(gradients), reference.gradients, ignored),

@@ -11,7 +11,7 @@ class Row:
     """What came of one layout of one model.
 
     Attributes:
-        bound, norm_bound: how much difference is rounding, and how much of the gradient norm's.
+        bound: how much difference is rounding.
         loss, norm: largest relative difference of the loss and of the gradient norm over the steps.
         gradients, weights: relative differences by parameter, in the model's order.
         reason: why it was not tried, or what stopped it.
@@ -22,7 +22,6 @@ class Row:
     model: str
     ranks: int = 0
     bound: float = 0.0
-    norm_bound: float = 0.0
     seconds: float = 0.0
     loss: float = float("nan")
     norm: float = float("nan")
@@ -38,9 +37,8 @@ class Row:
 
     @property
     def wrong(self) -> list[str]:
-        """Which numbers are not within their bounds."""
-        bounds = {"loss": self.bound, "gradient": self.bound, "norm": self.norm_bound, "weights": self.bound}
-        return [name for name, number in self.numbers.items() if not is_rounding(number, bounds[name])]
+        """Which numbers are not within the bound."""
+        return [name for name, number in self.numbers.items() if not is_rounding(number, self.bound)]
 
     @property
     def numbers(self) -> dict[str, float]:
@@ -71,7 +69,6 @@ class Row:
             "bound": self.bound,
             "loss": self.loss,
             "gradient_norm": self.norm,
-            "gradient_norm_bound": self.norm_bound,
             "gradient": worst(self.gradients.values()),
             "gradient_of": worst_name(self.gradients),
             "weight": worst(self.weights.values()),
