@@ -179,6 +179,10 @@ def random_tokens() -> Any:
     return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
 
 
+class Ended(Exception):
+    """A contestant is gone; why, its own output says."""
+
+
 class Contestant:
     """A process that takes a step whenever it is told to."""
 
@@ -207,7 +211,7 @@ class Contestant:
         for line in self._process.stdout:
             if line.startswith("{"):
                 return json.loads(line)
-        raise SystemExit(f"a contestant ended early with code {self._process.wait()}")
+        raise Ended(f"ended early, with exit code {self._process.wait()}")
 
 
 def contend(name: str) -> None:
@@ -227,13 +231,20 @@ def contend(name: str) -> None:
 def measure(names: list[str], threads: int, rounds: int) -> dict[str, Any]:
     """Every contestant's steps, and what they mean."""
     machine = describe_machine("polarlm", "torch", "transformers", "litgpt") | {"threads": threads}
-    absent = {name: package for name in names if installed_version(package := CONTESTANTS[name][0]) is None}
+    packages = {name: CONTESTANTS[name][0] for name in names}
+    missing = {name: how_to_install(each) for name, each in packages.items() if installed_version(each) is None}
     with ExitStack() as stack:
         contestants = {}
         for name in names:
-            if name not in absent:
-                print(f"getting ready: {name}", file=sys.stderr)
+            if name in missing:
+                continue
+            print(f"getting ready: {name}", file=sys.stderr)
+            try:
                 contestants[name] = stack.enter_context(Contestant(name, threads))
+            except Ended as reason:
+                if name == OURS:
+                    raise
+                missing[name] = str(reason)
         sizes = {contestant.parameters for contestant in contestants.values()} - {0}
         assert len(sizes) == 1, f"the models differ in size: {sizes}"
         turns = [{name: contestant.step() for name, contestant in contestants.items()} for _ in range(rounds)]
@@ -241,7 +252,7 @@ def measure(names: list[str], threads: int, rounds: int) -> dict[str, Any]:
         "machine": machine,
         "parameters": sizes.pop(),
         **compare(turns),
-        "not_installed": {name: how_to_install(package) for name, package in absent.items()},
+        "missing": missing,
     }
 
 
@@ -278,8 +289,8 @@ def ratio(above: list[float], below: list[float]) -> float:
 
 
 def how_to_install(package: str) -> str:
-    """What to type to have a peer."""
-    return HOW_TO_INSTALL.get(package, f"pip install {package}")
+    """That a peer is not there, and what to type to have it."""
+    return f"not installed: {HOW_TO_INSTALL.get(package, f'pip install {package}')}"
 
 
 def describe(result: dict[str, Any]) -> str:
@@ -299,7 +310,7 @@ def describe(result: dict[str, Any]) -> str:
                 f"{values['peak_mib']:,}",
             ]
         )
-    rows += [[name, f"not installed: {how}", "", "", "", ""] for name, how in result["not_installed"].items()]
+    rows += [[name, reason, "", "", "", ""] for name, reason in result["missing"].items()]
     heads = [
         "",
         "tokens/s",
