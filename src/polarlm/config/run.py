@@ -19,7 +19,7 @@ _Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 def _as_list(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
+    return [value] if isinstance(value, str | int) and not isinstance(value, bool) else value
 
 
 def _in_lower_case(value: Any) -> Any:
@@ -146,7 +146,7 @@ class ParallelConfig(Section):
     pipeline_schedule: Annotated[PipelineSchedule, BeforeValidator(_in_lower_case)] = Field(
         "1f1b", description="order in which stages take microbatches forward and backward"
     )
-    pipeline_split: list[PositiveInt] | None = Field(
+    pipeline_split: Annotated[list[PositiveInt] | None, BeforeValidator(_as_list)] = Field(
         None, description="layers of each stage in order; by default balanced by cost, the head's counted"
     )
     pipeline_stages_per_rank: PositiveInt | None = Field(
@@ -185,7 +185,7 @@ class LogConfig(Section):
 
     every: PositiveInt = Field(1, description="steps between lines of metrics.jsonl")
     per_source: bool = Field(False, description="loss of each dataset of a blend, too, in training and validation")
-    trackers: list[Literal["csv", "tensorboard", "wandb"]] = Field(
+    trackers: Annotated[list[Literal["csv", "tensorboard", "wandb"]], BeforeValidator(_as_list)] = Field(
         [], description="services that follow the run, beside metrics.jsonl"
     )
     wandb_mode: Literal["online", "offline", "disabled"] = Field(
