@@ -116,6 +116,8 @@ MISTAKES = {  # the words typed -> the beginning of what is said, and what else 
     f"{TRAIN} --train.init-from runs/no_mark": ["train.init_from: runs/no_mark: no complete checkpoint"],
     f"{TRAIN} --model.hidden 32 --train.init-from runs/good": ["train.init_from: ", "of another shape"],
     f"{TRAIN} --name {'n' * 300}": ["runs/nnn", "cannot be written", "another folder"],
+    f"{TRAIN} --name latest": ["--name: name: 'latest': runs/latest points to the newest run"],
+    f"{TRAIN} --train.step-timeout 1e30": ["--train.step-timeout: train.step_timeout: ", "31536000"],
     f"{TRAIN} --model.family bert": ["--model.family: model.family: 'bert'", "'gpt' or 'llama'"],
     f"{TRAIN} --model.family gpt llama": ["--model.family: "],
     f"{TRAIN} --model": ["--model: model.preset: needs a name"],

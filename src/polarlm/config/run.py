@@ -9,12 +9,14 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    field_validator,
     model_validator,
 )
 
 from polarlm.config.model import ModelConfig
 from polarlm.config.section import Section
 
+_A_YEAR_S = 31_536_000  # a system's timer takes no end of seconds
 _Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -105,7 +107,9 @@ class TrainConfig(Section):
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     step_timeout: NonNegativeFloat = Field(
-        0.0, description="seconds after which a run that takes no step ends, each rank saying where it is; 0 is never"
+        0.0,
+        le=_A_YEAR_S,
+        description="seconds after which a run that takes no step ends, each rank saying where it is; 0 is never",
     )
     eval_every: NonNegativeInt = Field(0, description="steps between evaluations; 0 is never")
     eval_samples: PositiveInt | None = Field(None, description="validation sequences a pass; by default all of them")
@@ -214,3 +218,10 @@ class RunConfig(Section):
     parallel: ParallelConfig = ParallelConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     log: LogConfig = LogConfig()
+
+    @field_validator("name")
+    @classmethod
+    def _is_free(cls, name: str | None) -> str | None:
+        if name == "latest":
+            raise ValueError("runs/latest points to the newest run; choose another name")
+        return name
