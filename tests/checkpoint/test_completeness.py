@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import random
+import resource
 import shutil
 import signal
 import time
@@ -190,3 +191,25 @@ def test_a_save_again_that_breaks_off_at_any_rename_leaves_a_complete_one(
         with pytest.raises(KeyboardInterrupt):
             Constant().save(Checkpoints(checkpoints.folder, keep_last=1, world=alone), 20)
     assert loaded(checkpoints, Checkpoints(checkpoints.folder, keep_last=1, world=alone).newest()) == 20
+
+
+def _save_with_a_limit(world, folder):
+    """Save step 1; then step 2, where no file may grow beyond 2 KB, which the system tells like a full disk."""
+    checkpoints = Checkpoints(folder, keep_last=3, world=world)
+    Constant().save(checkpoints, 1)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2048, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+    with pytest.raises(UserError) as refusal:
+        Constant().save(checkpoints, 2)
+    world.barrier()
+    return str(refusal.value), checkpoints.newest()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_full_disk_is_one_line_and_leaves_what_was_there(tmp_path, ranks):
+    for said, newest in run_ranks(ranks, _save_with_a_limit, tmp_path):
+        assert (
+            said
+            == f"{tmp_path}: step 2 cannot be saved (File too large); mend that, and go on with --resume from step 1"
+        )
+        assert newest == 1
+    assert not list(tmp_path.glob(".*"))

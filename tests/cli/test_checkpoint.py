@@ -6,9 +6,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from polarlm.checkpoint import Checkpoints, load_model
+from polarlm.checkpoint import Checkpoints, load_model, saved_checkpoints
 from polarlm.cli import main
 from polarlm.config import dump_run, load_run
+from polarlm.launch import lock
 from polarlm.parallel import Device, Engine, World
 from polarlm.train import build_optimizer
 
@@ -92,6 +93,51 @@ def test_prune_keeps_the_newest_complete_one_below_a_broken_one(run_folder):
     (run_folder / "checkpoints/step-40/complete.json").unlink()
     assert main(["checkpoint", "prune", str(run_folder), "--keep-every", "1000"]) == 0
     assert _steps(run_folder) == [30, 40]
+
+
+def test_prune_keeps_the_newest_whose_bytes_are_whole(run_folder):
+    _flip_a_byte(run_folder, 40)
+    assert main(["checkpoint", "prune", str(run_folder), "--keep-last", "1"]) == 0
+    assert _steps(run_folder) == [30, 40]
+    _flip_a_byte(run_folder, 30)
+    assert main(["checkpoint", "prune", str(run_folder), "--keep-last", "1"]) == 0
+    assert _steps(run_folder) == [30, 40]
+
+
+def test_a_validation_loss_that_is_no_number_is_not_the_best(run_folder):
+    metrics = run_folder / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace('"step": 10, "val_loss": 3', '"step": 10, "val_loss": NaN'))
+    assert main(["checkpoint", "prune", str(run_folder), "--keep-best"]) == 0
+    assert _steps(run_folder) == [20, 40]
+
+
+def test_prune_leaves_a_run_alone_that_trains(run_folder, capsys):
+    with lock.hold(run_folder):
+        assert main(["checkpoint", "prune", str(run_folder), "--keep-last", "1"]) == 2
+        assert main(["checkpoint", "prune", str(run_folder), "--keep-last", "1", "--dry-run"]) == 0
+    assert "trains in it" in capsys.readouterr().err
+    assert _steps(run_folder) == list(STEPS)
+
+
+def test_names_that_no_run_gives_are_no_checkpoints(run_folder):
+    for name in ("step-007", "step-٣", "step-", "step-5x"):
+        (run_folder / "checkpoints" / name).mkdir()
+    assert main(["checkpoint", "prune", str(run_folder), "--keep-last", "4"]) == 0
+    assert [each.step for each in saved_checkpoints(run_folder)] == list(STEPS)
+
+
+@pytest.mark.parametrize("progress", [[], {}, {"config": 5}, {"config": {"parallel": {"zigzag": 3}}}])
+def test_what_a_checkpoint_says_in_other_words_is_listed_as_unknown(run_folder, progress, capsys):
+    (run_folder / "checkpoints/step-40/state.json").write_text(json.dumps({"progress": progress}))
+    assert main(["checkpoint", "list", str(run_folder), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[-1]["layout"] == "unknown"
+
+
+def test_bytes_that_changed_are_not_exported(run_folder, tmp_path, capsys):
+    _flip_a_byte(run_folder, 40)
+    assert main(["checkpoint", "export-weights", str(run_folder), "--output", str(tmp_path / "x")]) == 2
+    assert "step-40: not to be used" in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
 
 
 def test_exported_weights_are_the_models_and_a_mean_is_a_mean(run_folder, tmp_path):

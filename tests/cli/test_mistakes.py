@@ -57,6 +57,9 @@ def _fill():
         for ending in ("bin", "idx"):
             shutil.copy(f"data/text.{ending}", f"data/{name}.{ending}")
         Path(f"data/{name}.json").write_text(json.dumps(broken))
+    Path("bad_report").mkdir()
+    Path("bad_report/report").touch()
+    Path("bad_report/metrics.jsonl").write_text('{"step": 1, "loss": 1}\n')
     _train(Path("runs/good"))
     for name in ("no_mark", "no_tokenizer", "bad_config", "bad_metrics"):
         shutil.copytree("runs/good", f"runs/{name}", symlinks=True)
@@ -113,6 +116,8 @@ MISTAKES = {  # the words typed -> the beginning of what is said, and what else 
     f"{TRAIN} --train.init-from runs/no_mark": ["train.init_from: runs/no_mark: no complete checkpoint"],
     f"{TRAIN} --model.hidden 32 --train.init-from runs/good": ["train.init_from: ", "of another shape"],
     f"{TRAIN} --name {'n' * 300}": ["runs/nnn", "cannot be written", "another folder"],
+    f"{TRAIN} --name latest": ["--name: name: 'latest': runs/latest points to the newest run"],
+    f"{TRAIN} --train.step-timeout 1e30": ["--train.step-timeout: train.step_timeout: ", "31536000"],
     f"{TRAIN} --model.family bert": ["--model.family: model.family: 'bert'", "'gpt' or 'llama'"],
     f"{TRAIN} --model.family gpt llama": ["--model.family: "],
     f"{TRAIN} --model": ["--model: model.preset: needs a name"],
@@ -143,6 +148,18 @@ MISTAKES = {  # the words typed -> the beginning of what is said, and what else 
     "generate runs/no_tokenizer": ["runs/no_tokenizer/tokenizer: no tokenizer there"],
     "generate runs/good --checkpoint 99": ["runs/good: no checkpoint of step 99 there; choose 1"],
     "generate runs/good --temperature nan": ["temperature: nan is not a number"],
+    "report bad_report": ["bad_report/report/loss.png: cannot be written"],
+    "layout data": ["data: no config.yaml there"],
+    f"layout {SHAPE} --train.steps 3 --model.vocab-size 9 --png no/mesh.png": ["--png: there is no folder no"],
+    "checkpoint list data": ["data: neither config.yaml nor checkpoints there"],
+    "checkpoint prune data --keep-last 1": ["data: neither config.yaml nor checkpoints there"],
+    "checkpoint prune runs/bad_metrics --keep-best": ["runs/bad_metrics/metrics.jsonl:2: "],
+    "checkpoint export-weights runs/good --output .": ["--output: '.' is a folder"],
+    "checkpoint export-weights runs/good --output no/x": ["--output: there is no folder no"],
+    "checkpoint export-weights runs/good --output a.jsonl/x": ["--output: there is no folder a.jsonl"],
+    "checkpoint export-weights runs/good --output runs/good/checkpoints/step-1/x.safetensors": [
+        "--output: runs/good/checkpoints/step-1/x.safetensors is among the checkpoints"
+    ],
     "report data": ["data: no metrics.jsonl there"],
     "report runs/bad_metrics": ["runs/bad_metrics/metrics.jsonl:2: "],
     "init no/run.yaml": ["no/run.yaml cannot be written"],

@@ -53,6 +53,11 @@ def test_what_stopped_a_layout_is_shown(monkeypatch, capsys):
     assert capsys.readouterr().err == "Traceback: of that rank\n"
 
 
+def test_where_none_could_be_tried_nothing_is_proven(capfd):
+    assert cli.main(["verify", "--ranks", "2", "--layouts", "data4,zero4-data2", *SMALL]) == 1
+    assert capfd.readouterr().out.endswith("\n0 ok, 0 FAILED, 2 not tried\n")
+
+
 def test_names_of_the_list(capsys):
     assert cli.main(["verify", "--list", "--layouts", "ring2-tensor2"]) == 0
     assert capsys.readouterr().out == "ring2-tensor2  4 ranks\n"
@@ -65,6 +70,8 @@ def test_names_of_the_list(capsys):
         (["--model.dropout", "0.1", *SMALL], "error: model.dropout: the reference of verify knows 0.0 alone"),
         (["--train.optimizer.name", "muon"], "error: train.optimizer.name: the reference"),
         (["--model.heads", "3", "--model.hidden", "16"], "error: model.layers: is missing"),
+        (["--parallel.ranks", "4"], "error: --parallel.ranks: a layout says its own; --ranks N"),
+        (["--parallel.tensor=2"], "error: --parallel.tensor: a layout says its axes"),
         (["--ranks", "0"], "error: --ranks: 0 cannot be; give at least 1"),
     ],
 )

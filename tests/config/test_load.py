@@ -268,3 +268,14 @@ def test_a_familys_switches_can_be_overridden_one_by_one():
         True,
     )
     assert model.ffn == 192  # 8/3 x 64 rounded up to a multiple of 64
+
+
+@pytest.mark.parametrize(
+    ("flag", "word", "found"),
+    [("log.trackers", "csv", ["csv"]), ("parallel.pipeline-split", "2", [2]), ("data.paths", "a", ["a"])],
+)
+def test_a_list_of_one_may_be_written_without_brackets(flag, word, found):
+    flags = "--model.layers 2 --model.hidden 8 --model.heads 2 --train.steps 1".split()
+    config = load_run(None, environment={}, flags=[*flags, f"--{flag}", word]).config
+    section, field = flag.replace("-", "_").split(".")
+    assert getattr(getattr(config, section), field) == found

@@ -321,6 +321,14 @@ def test_ranks_stopped_while_they_still_start_explain_nothing(launch, tmp_path):
     assert err == ""
 
 
+def test_ctrl_c_while_ranks_still_start_is_told_by_the_code(launch, tmp_path):
+    launcher = launch("print('ready', file=sys.stderr); time.sleep(60)")
+    assert eventually(lambda: all("ready" in logs(tmp_path, rank) for rank in range(2)))
+    launcher.send_signal(signal.SIGINT)
+    launcher.communicate(timeout=20)
+    assert launcher.returncode == 130
+
+
 def test_the_launchers_own_sigkill_leaves_nothing(launch, tmp_path):
     launcher = launch(SAVES_ON_SIGTERM)
     assert eventually(lambda: all("ready" in logs(tmp_path, rank) for rank in range(2)))

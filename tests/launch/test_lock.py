@@ -1,5 +1,6 @@
 """A second job on a run's folder is refused; a dead holder's lock is nobody's."""
 
+import errno
 import json
 import os
 import signal
@@ -71,3 +72,12 @@ def test_without_locks_of_the_file_system_the_process_stands_for_it(tmp_path, mo
     else:
         with lock.hold(tmp_path):
             pass
+
+
+def test_a_full_disk_does_not_keep_a_run_from_being_held(tmp_path, monkeypatch):
+    def write(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", write)
+    with lock.hold(tmp_path), pytest.raises(UserError, match="another job trains in it"), lock.hold(tmp_path):
+        pass

@@ -90,3 +90,12 @@ import polarlm, polarlm.launch, polarlm.report, polarlm.cli
 assert not {"torch", "mpi4py"} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_folder_in_the_place_of_latest_leaves_no_link_behind(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs/latest").mkdir(parents=True)
+    folder = run_folder.create(tmp_path / "runs", "one")
+    with pytest.raises(IsADirectoryError):
+        run_folder.announce(folder)
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["latest", "one"]

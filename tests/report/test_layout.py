@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from polarlm.config import load_run
+from polarlm.config import UserError, load_run
 from polarlm.report import describe_layout, draw_layout
 
 MODEL = (
@@ -71,3 +71,14 @@ def test_a_picture_has_a_cell_and_a_number_a_rank(tmp_path, monkeypatch, flags):
     assert (tmp_path / "mesh.png").read_bytes().startswith(b"\x89PNG")
     assert len(set(cells)) == len(cells) == config.parallel.ranks
     assert texts == [str(rank) for rank in range(config.parallel.ranks)]
+
+
+@pytest.mark.parametrize("name", ["mesh", "mesh.foo", ".hidden"])
+def test_the_picture_is_a_png_whatever_its_name(tmp_path, name):
+    draw_layout(_config("--parallel.ranks 2"), tmp_path / name)
+    assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_picture_that_cannot_be_written_is_a_users_mistake(tmp_path):
+    with pytest.raises(UserError, match="cannot be written"):
+        draw_layout(_config("--parallel.ranks 2"), tmp_path)

@@ -1,7 +1,9 @@
 """Runs in this process: validation, starting from other weights, bf16, divergence."""
 
+import errno
 import json
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -12,6 +14,9 @@ from polarlm.config import UserError, dump_run, load_run
 from polarlm.data import load_tokenizer
 from polarlm.parallel import Device, Engine, World
 from polarlm.train import Validation, fit, open_run
+from polarlm.train.__main__ import main
+from polarlm.train.events import EventLog
+from polarlm.train.metrics import MetricsLog
 from ranks import run_ranks
 
 ALONE = World(0, 1, Device(torch.device("cpu")))
@@ -142,3 +147,18 @@ def test_validation_does_not_depend_on_batch_size_or_ranks(ranks, batch_size):
         assert result.tokens == expected.tokens
         assert result.loss == pytest.approx(expected.loss, rel=1e-6)
         assert result.bits_per_byte == pytest.approx(expected.bits_per_byte, rel=1e-6)
+
+
+def test_a_full_disk_between_saves_is_one_line(start, monkeypatch, capsys):
+    folder, _ = start("run", "--train.steps", "2", "--log.trackers", "csv")
+
+    def write(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(MetricsLog, "write", write)
+    monkeypatch.setattr(EventLog, "write", write)
+    monkeypatch.setattr(sys, "argv", ["train", str(folder)])
+    assert main() == 2
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        f"error: {folder}: cannot be written (No space left on device); mend that, and go on with --resume"
+    )

@@ -107,6 +107,7 @@ LAYOUTS = {
     "2 ranks": ["--parallel.ranks", "2"],
     "zero 3": ["--parallel.ranks", "2", "--parallel.zero-stage", "3"],
     "tensor 2": ["--parallel.ranks", "2", "--parallel.tensor", "2"],
+    "pipeline 2": ["--parallel.ranks", "2", "--parallel.pipeline", "2"],
 }
 
 
@@ -128,6 +129,15 @@ def test_statistics_of_layers_are_the_same_on_every_layout(tmp_path, layout):
         parts = [value for name, value in line.items() if name.startswith("grad_norm/")]
         assert len(parts) == 5  # embedding, two blocks, norm, head
         assert math.hypot(*parts) == pytest.approx(line["grad_norm"], rel=1e-4)
+
+
+def test_a_tied_head_on_another_stage_counts_once(tmp_path):
+    tied = ["--log.layer-statistics", "4", "--model.tied-embeddings", "true"]
+    alone, seen = (
+        _statistics(tmp_path / layout, *tied, *LAYOUTS[layout])[1][-1] for layout in ("2 ranks", "pipeline 2")
+    )
+    assert seen == pytest.approx(alone, rel=1e-4)
+    assert "grad_norm/head" not in seen
 
 
 def test_looking_at_layers_changes_nothing(tmp_path):

@@ -28,13 +28,13 @@ def partial_folder(folder: Path, step: int) -> Path:
 
 def steps(folder: Path) -> list[int]:
     """Steps that have a checkpoint here, in order, complete or not."""
-    return sorted(step for step, _ in _find(folder, r"step-(\d+)"))
+    return sorted(step for step, _ in _find(folder, "step-N"))
 
 
 def newest_complete(folder: Path) -> int | None:
     """The highest step whose checkpoint is whole to the last byte; a warning tells of each one passed over."""
     # A partial one of the same step is the later of the two.
-    candidates = [*_find(folder, r"step-(\d+)"), *_find(folder, r"\.step-(\d+)\.partial")]
+    candidates = [*_find(folder, "step-N"), *_find(folder, ".step-N.partial")]
     for step, path in sorted(candidates, reverse=True, key=lambda candidate: candidate[0]):
         is_partial = path == partial_folder(folder, step)
         fault = "its saving was interrupted" if is_partial else fault_of(path, with_digests=True)
@@ -46,7 +46,7 @@ def newest_complete(folder: Path) -> int | None:
 
 def finish_interrupted(folder: Path) -> None:
     """Put in place what was whole when its process was killed, but had not yet its name."""
-    for step, path in _find(folder, r"\.step-(\d+)\.partial"):
+    for step, path in _find(folder, ".step-N.partial"):
         if fault_of(path) is None:
             put_in_place(folder, step)
 
@@ -70,11 +70,9 @@ def keep_newest(folder: Path, written: int, keep_last: int) -> None:
     The `keep_last` newest complete ones up to `written` stay. So do damaged ones, which count for nothing, and higher
     steps, which this run has not written; what an interruption left half-written or half-deleted goes.
     """
-    complete = [
-        (step, path) for step, path in _find(folder, r"step-(\d+)") if step <= written and fault_of(path) is None
-    ]
+    complete = [(step, path) for step, path in _find(folder, "step-N") if step <= written and fault_of(path) is None]
     delete(folder, [step for step, _ in sorted(complete)[:-keep_last]])
-    for _, path in _find(folder, r"\.step-(\d+)\.partial"):
+    for _, path in _find(folder, ".step-N.partial"):
         shutil.rmtree(path)
 
 
@@ -82,7 +80,7 @@ def delete(folder: Path, doomed: Iterable[int]) -> None:
     """Delete the checkpoints of these steps, and what an interruption left half-deleted."""
     for step in doomed:
         _set_aside(step_folder(folder, step))
-    for _, path in _find(folder, r"\.step-(\d+)\.discarded"):
+    for _, path in _find(folder, ".step-N.discarded"):
         shutil.rmtree(path)
 
 
@@ -94,7 +92,8 @@ def _set_aside(path: Path) -> None:
     os.rename(path, aside)
 
 
-def _find(folder: Path, pattern: str) -> list[tuple[int, Path]]:
-    """Folders whose name fits `pattern`, each with its step."""
+def _find(folder: Path, name: str) -> list[tuple[int, Path]]:
+    """Folders of a name with a step for its N, each with its step; `step-007` and other foreign names are none."""
+    pattern = re.escape(name).replace("N", "(0|[1-9][0-9]*)")
     matches = ((re.fullmatch(pattern, path.name), path) for path in folder.glob("*") if path.is_dir())
     return [(int(match[1]), path) for match, path in matches if match]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -30,10 +31,10 @@ class Saved:
     @property
     def layout(self) -> str:
         """The ranks and the axes that it was saved under, such as `4 ranks: tensor 2, zero 3`."""
-        fields = self.progress.get("config", {}).get("parallel")
-        if fields is None:
+        try:
+            parallel = ParallelConfig.model_validate(self.progress["config"]["parallel"])
+        except (KeyError, TypeError, ValueError):
             return "unknown"
-        parallel = ParallelConfig.model_validate(fields)
         axes = {"tensor": parallel.tensor, "pipeline": parallel.pipeline, "context": parallel.context}
         parts = [f"{axis} {degree}" for axis, degree in axes.items() if degree > 1]
         parts += [f"zero {parallel.zero_stage}"] if parallel.zero_stage else []
@@ -53,18 +54,23 @@ def saved_checkpoints(run_folder: Path, *, with_digests: bool = False) -> list[S
     shelf = run_folder / "checkpoints"
     if not run_folder.is_dir():
         raise UserError(f"{run_folder}: no such folder; name a run")
+    if not (shelf.is_dir() or (run_folder / "config.yaml").exists()):
+        raise UserError(f"{run_folder}: neither config.yaml nor checkpoints there, so this is not a run folder")
     return [_look_at(step, folders.step_folder(shelf, step), with_digests) for step in folders.steps(shelf)]
 
 
 def prune(run_folder: Path, keeps: Callable[[Saved], bool], *, dry_run: bool = False) -> list[Saved]:
     """Delete the complete checkpoints that `keeps` does not keep, but never the newest of them; return those deleted.
 
-    Damaged ones stay: whoever wants to look at what went wrong can.
+    That one is read to its last byte, and so are those before it until one is as it was written: sizes alone would let
+    the last good one go. Damaged ones stay: whoever wants to look at what went wrong can.
     """
+    shelf = run_folder / "checkpoints"
     complete = [each for each in saved_checkpoints(run_folder) if each.fault is None]
-    doomed = [each for each in complete[:-1] if not keeps(each)]
+    newest = folders.newest_complete(shelf)
+    doomed = [each for each in complete if each.step < (newest or 0) and not keeps(each)]
     if not dry_run:
-        folders.delete(run_folder / "checkpoints", [each.step for each in doomed])
+        folders.delete(shelf, [each.step for each in doomed])
     return doomed
 
 
@@ -74,8 +80,12 @@ def export_weights(checkpoints: Sequence[Path], file: Path) -> int:
     Means are taken in fp32, and kept in the type of the first (weight averaging, arXiv 1803.05407).
 
     Raises:
-        UserError: the file cannot be written, or the checkpoints are of different models.
+        UserError: the file cannot be written, or a checkpoint is not as it was written or of another model.
     """
+    aside = _aside(file, checkpoints)
+    for folder in checkpoints:
+        if fault := fault_of(folder, with_digests=True):
+            raise UserError(f"{folder}: not to be used, {fault}; choose another --step")
     stored = [list_tensors(folder / "weights") for folder in checkpoints]
     for folder, other in zip(checkpoints, stored, strict=True):
         if {name: each.shape for name, each in other.items()} != {n: each.shape for n, each in stored[0].items()}:
@@ -84,7 +94,7 @@ def export_weights(checkpoints: Sequence[Path], file: Path) -> int:
     for folder in checkpoints:
         for name, tensor in _whole_weights(folder).items():
             weights[name] += tensor / len(checkpoints)
-    _write({name: tensor.to(stored[0][name].dtype) for name, tensor in weights.items()}, file)
+    _write({name: tensor.to(stored[0][name].dtype) for name, tensor in weights.items()}, aside, file)
     return sum(tensor.numel() for tensor in weights.values())
 
 
@@ -96,12 +106,26 @@ def _whole_weights(folder: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _write(tensors: dict[str, Tensor], file: Path) -> None:
-    aside = file.with_name(f".{file.name}.{os.getpid()}.partial")
+def _aside(file: Path, checkpoints: Sequence[Path]) -> Path:
+    """Where the file is written before it takes its name.
+
+    Raises:
+        UserError: it has no name, its folder is not there, or it would spoil a checkpoint.
+    """
+    if file.is_dir() or not file.name:
+        raise UserError(f"--output: {str(file)!r} is a folder; name a file, such as model.safetensors")
+    if not file.parent.is_dir():
+        raise UserError(f"--output: there is no folder {file.parent}; make it, or name another")
+    if any(folder.parent.resolve() in file.resolve().parents for folder in checkpoints):
+        raise UserError(f"--output: {file} is among the checkpoints, which hold what a run saves alone; name another")
+    return file.with_name(f".{file.name}.{os.getpid()}.partial")
+
+
+def _write(tensors: dict[str, Tensor], aside: Path, file: Path) -> None:
     try:
         save_file(tensors, aside)
         os.replace(aside, file)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise UserError(f"{file}: cannot be written ({error}); choose another --output") from None
     finally:
         aside.unlink(missing_ok=True)

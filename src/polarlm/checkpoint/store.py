@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.optim import Optimizer
 
 from polarlm.checkpoint import folders
@@ -43,8 +44,26 @@ class Checkpoints:
 
         Args:
             progress: how far the run has come, in what JSON can say; `progress` and `load` give it back.
+
+        Raises:
+            UserError: the disk is full, or cannot be written otherwise; then nothing is left of this one.
         """
         partial = folders.partial_folder(self.folder, step)
+        try:
+            self._save(step, partial, model, optimizer, progress)
+        except (OSError, CheckpointException) as error:
+            reason = _why_unwritten(error)
+            if reason is None:
+                raise
+            if self.world.is_first:
+                shutil.rmtree(partial, ignore_errors=True)
+            before = [str(other) for other in folders.steps(self.folder) if other < step]
+            raise UserError(
+                f"{self.folder}: step {step} cannot be saved ({reason}); mend that, and go on with --resume from "
+                f"{f'step {before[-1]}' if before else 'the beginning'}"
+            ) from None
+
+    def _save(self, step: int, partial: Path, model: nn.Module, optimizer: Optimizer, progress: dict[str, Any]) -> None:
         if self.world.is_first:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
@@ -91,3 +110,9 @@ class Checkpoints:
         if state["format"] > FORMAT:
             raise UserError(f"{folder}: written by a later PolarLM (format {state['format']}); update to read it")
         return state
+
+
+def _why_unwritten(error: BaseException) -> str | None:
+    """What the system said to a rank that could not write; None where it was anything else that went wrong."""
+    faults = [fault for fault, _ in error.failures.values()] if isinstance(error, CheckpointException) else [error]
+    return next((fault.strerror for fault in faults if isinstance(fault, OSError)), None)

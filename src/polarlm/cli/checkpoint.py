@@ -8,7 +8,9 @@ polarlm checkpoint export-weights [RUN] --output model.safetensors
 """
 
 import argparse
+import contextlib
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,6 +74,8 @@ def _verify(folder: Path, arguments: argparse.Namespace) -> int:
     from polarlm.checkpoint import saved_checkpoints
 
     saved = saved_checkpoints(folder, with_digests=True)
+    if not saved:
+        print(f"{folder}: no checkpoints")
     for each in saved:
         print(f"step {each.step}: {each.fault or 'every byte is as it was written'}")
     return int(any(each.fault for each in saved) or not saved)
@@ -85,6 +89,7 @@ def _show(folder: Path, arguments: argparse.Namespace) -> None:
 def _prune(folder: Path, arguments: argparse.Namespace) -> None:
     from polarlm.checkpoint import Saved, prune, saved_checkpoints
     from polarlm.config import UserError
+    from polarlm.launch import lock
 
     if not (arguments.keep_last or arguments.keep_every or arguments.keep_best):
         raise UserError("prune: say what to keep: --keep-last K, --keep-every N, --keep-best")
@@ -99,7 +104,11 @@ def _prune(folder: Path, arguments: argparse.Namespace) -> None:
     def keeps(saved: Saved) -> bool:
         return saved.step in kept or bool(arguments.keep_every and saved.step % arguments.keep_every == 0)
 
-    for each in prune(folder, keeps, dry_run=arguments.dry_run):
+    with contextlib.nullcontext() if arguments.dry_run else lock.hold(folder):  # a run that saves deletes, too
+        deleted = prune(folder, keeps, dry_run=arguments.dry_run)
+    if not deleted:
+        print(f"{folder}: nothing to delete")
+    for each in deleted:
         print(f"{'would delete' if arguments.dry_run else 'deleted'} step {each.step} ({each.bytes / 2**20:,.1f} MiB)")
 
 
@@ -149,7 +158,8 @@ def _validation_losses(folder: Path) -> dict[int, float]:
 
     if not (folder / "metrics.jsonl").exists():
         return {}
-    return {step["step"]: step["val_loss"] for step in read_metrics(folder) if step.get("val_loss") is not None}
+    losses = {step["step"]: step.get("val_loss") for step in read_metrics(folder)}
+    return {step: loss for step, loss in losses.items() if isinstance(loss, int | float) and math.isfinite(loss)}
 
 
 def _at_least_one(word: str) -> int:

@@ -29,6 +29,8 @@ def run(arguments: argparse.Namespace) -> None:
     from polarlm.report import describe_layout, draw_layout
 
     is_folder = arguments.run is not None and arguments.run.is_dir()
+    if is_folder and not (arguments.run / "config.yaml").exists():
+        raise UserError(f"{arguments.run}: no config.yaml there, so this is not a run folder; give one, or a run file")
     flags = [*arguments.config_flags, *(["--parallel.ranks", arguments.ranks] if arguments.ranks else [])]
     loaded = load_run(
         arguments.run / "config.yaml" if is_folder else arguments.run,

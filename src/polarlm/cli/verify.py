@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Try them; 1 if one is not right."""
+    """Try them; 1 if one is not right, or none could be tried: then nothing is proven."""
     from polarlm.launch import rank_from
     from polarlm.verify import Task, choose_layouts
 
@@ -42,6 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.list:
         print("\n".join(f"{layout.name}  {layout.ranks} rank{'s' * (layout.ranks > 1)}" for layout in layouts))
         return 0
+    _refuse_axes(arguments.config_flags)
     _check_models(arguments.config_flags)
     place = rank_from(os.environ)
     task = Task(
@@ -55,9 +56,23 @@ def run(arguments: argparse.Namespace) -> int:
         code, records = _on_ranks_of_our_own(task)
     else:
         code, records = _on_given_ranks(task, place)
-    if code == 0 and (place is None or place.rank == 0):
+    verdicts = {record["verdict"] for record in records}
+    speaks = place is None or place.rank == 0
+    if code == 0 and speaks:
         print(json.dumps(records, indent=2) if arguments.json else _sum_up(records))
-    return code or int(any(record["verdict"] == "FAILED" for record in records))
+    return code or int("FAILED" in verdicts or (speaks and "ok" not in verdicts))
+
+
+def _refuse_axes(flags: list[str]) -> None:
+    """A layout's name says its ranks and axes; a flag beside it would be passed over, or stop every other layout."""
+    from polarlm.config import UserError
+
+    for word in flags:
+        flag = word.partition("=")[0].replace("_", "-")
+        if flag == "--parallel.ranks":
+            raise UserError(f"{flag}: a layout says its own; --ranks N is how many there are at most")
+        if flag in ("--parallel.tensor", "--parallel.pipeline", "--parallel.context"):
+            raise UserError(f"{flag}: a layout says its axes; try one by its name, such as --layouts tensor2-data2")
 
 
 def _check_models(flags: list[str]) -> None:

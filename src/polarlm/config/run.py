@@ -9,17 +9,19 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    field_validator,
     model_validator,
 )
 
 from polarlm.config.model import ModelConfig
 from polarlm.config.section import Section
 
+_A_YEAR_S = 31_536_000  # a system's timer takes no end of seconds
 _Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 def _as_list(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
+    return [value] if isinstance(value, str | int) and not isinstance(value, bool) else value
 
 
 def _in_lower_case(value: Any) -> Any:
@@ -114,7 +116,9 @@ class TrainConfig(Section):
         description="a loss or gradient norm of so many times its mean is bad too, not only what is not finite",
     )
     step_timeout: NonNegativeFloat = Field(
-        0.0, description="seconds after which a run that takes no step ends, each rank saying where it is; 0 is never"
+        0.0,
+        le=_A_YEAR_S,
+        description="seconds after which a run that takes no step ends, each rank saying where it is; 0 is never",
     )
     eval_every: NonNegativeInt = Field(0, description="steps between evaluations; 0 is never")
     eval_samples: PositiveInt | None = Field(None, description="validation sequences a pass; by default all of them")
@@ -155,7 +159,7 @@ class ParallelConfig(Section):
     pipeline_schedule: Annotated[PipelineSchedule, BeforeValidator(_in_lower_case)] = Field(
         "1f1b", description="order in which stages take microbatches forward and backward"
     )
-    pipeline_split: list[PositiveInt] | None = Field(
+    pipeline_split: Annotated[list[PositiveInt] | None, BeforeValidator(_as_list)] = Field(
         None, description="layers of each stage in order; by default balanced by cost, the head's counted"
     )
     pipeline_stages_per_rank: PositiveInt | None = Field(
@@ -194,7 +198,7 @@ class LogConfig(Section):
 
     every: PositiveInt = Field(1, description="steps between lines of metrics.jsonl")
     per_source: bool = Field(False, description="loss of each dataset of a blend, too, in training and validation")
-    trackers: list[Literal["csv", "tensorboard", "wandb"]] = Field(
+    trackers: Annotated[list[Literal["csv", "tensorboard", "wandb"]], BeforeValidator(_as_list)] = Field(
         [], description="services that follow the run, beside metrics.jsonl"
     )
     wandb_mode: Literal["online", "offline", "disabled"] = Field(
@@ -223,3 +227,10 @@ class RunConfig(Section):
     parallel: ParallelConfig = ParallelConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     log: LogConfig = LogConfig()
+
+    @field_validator("name")
+    @classmethod
+    def _is_free(cls, name: str | None) -> str | None:
+        if name == "latest":
+            raise ValueError("runs/latest points to the newest run; choose another name")
+        return name

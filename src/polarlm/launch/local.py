@@ -37,7 +37,7 @@ def run_local(command: list[str], ranks: int, log_folder: Path, environment: Map
 
     Returns:
         0 when every rank returned 0; else the code of the rank that failed first, 128 + n for a death by signal n;
-        130 after a second Ctrl-C.
+        130 after a second Ctrl-C, or after one that met a rank before it could save.
 
     Raises:
         UserError: MASTER_ADDR is not an address of this machine, or MASTER_PORT no port.
@@ -133,7 +133,7 @@ def _watch(processes: list[RankProcess], arrived: deque[int]) -> int:
 def _pass_on(number: int, processes: list[RankProcess]) -> None:
     """Send a signal that reached us to each rank, once; Ctrl-C becomes the SIGTERM on which training saves and ends."""
     if number == signal.SIGINT:
-        print("stopping: the ranks save and end; Ctrl-C again ends them at once", file=sys.stderr)
+        print("stopping: the ranks end what they can; Ctrl-C again ends them at once", file=sys.stderr)
         number = signal.SIGTERM
     for process in processes:
         process.send(number)
@@ -153,7 +153,8 @@ def _end_after_failure(processes: list[RankProcess], arrived: deque[int], asked_
     for process in processes:
         process.send(signal.SIGTERM)
     _wait(processes, GRACE_S, arrived)
-    return cause.code
+    died_of_ctrl_c = signal.SIGINT in asked_to_stop and cause.code == 128 + signal.SIGTERM
+    return 128 + signal.SIGINT if died_of_ctrl_c else cause.code
 
 
 def _wait(processes: list[RankProcess], seconds: float, arrived: deque[int]) -> None:

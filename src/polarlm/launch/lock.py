@@ -31,11 +31,12 @@ def hold(run_folder: Path) -> Iterator[None]:
         ) from None
     with file:
         if not _lock(file):
-            raise UserError(f"{run_folder}: {_holder(file)} trains in it; wait for it, or end it, before --resume")
+            raise UserError(f"{run_folder}: {_holder(file)} trains in it; wait for it, or end it first")
         file.truncate(0)
         since = datetime.now(UTC).isoformat(timespec="seconds")
-        json.dump({"host": short_host_name(), "pid": os.getpid(), "since": since}, file)
-        file.flush()
+        holder = json.dumps({"host": short_host_name(), "pid": os.getpid(), "since": since})
+        with contextlib.suppress(OSError):  # on a full disk, whose user may be about to prune, it holds without a name
+            os.write(file.fileno(), holder.encode())
         try:
             yield
         finally:

@@ -40,7 +40,10 @@ def announce(folder: Path) -> None:
     aside = folder.parent / f".latest-{os.getpid()}"
     aside.unlink(missing_ok=True)
     aside.symlink_to(folder.name)
-    os.replace(aside, folder.parent / "latest")
+    try:
+        os.replace(aside, folder.parent / "latest")
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 def log_path(folder: Path, host: str, rank: int) -> Path:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from polarlm.config import ParallelConfig, Place, RunConfig, places, samples_at, stages_at, tokens_at
+from polarlm.report.png import save_png
 
 __all__ = ["describe_layout", "draw_layout"]
 
@@ -91,7 +92,11 @@ def _span(numbers: range) -> str:
 
 
 def draw_layout(config: RunConfig, path: Path) -> None:
-    """Draw a cell a rank: pipeline and data downwards, context and tensor across; a colour a pipeline stage."""
+    """Draw a cell a rank: pipeline and data downwards, context and tensor across; a colour a pipeline stage.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
     from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
 
@@ -109,7 +114,7 @@ def draw_layout(config: RunConfig, path: Path) -> None:
     panel.set(xlim=(0, columns), ylim=(rows, 0))
     _label(panel, config, rows, columns)
     figure.suptitle(_headline(config).replace("; ", "\n"), fontsize=8, color=INK)
-    figure.savefig(path)
+    save_png(figure, path)
 
 
 def _label(panel, config: RunConfig, rows: int, columns: int) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from polarlm.report.metrics import Step, column, read_metrics
+from polarlm.report.png import save_png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,8 +43,7 @@ def draw_loss(run_folder: Path) -> Path:
     figure.suptitle(run_folder.resolve().name, x=0.02, ha="left", fontsize=13, fontweight="bold", color=INK)
 
     path = run_folder / "report" / "loss.png"
-    path.parent.mkdir(exist_ok=True)
-    figure.savefig(path)
+    save_png(figure, path)
     return path
 
 

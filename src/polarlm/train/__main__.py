@@ -3,6 +3,7 @@
 The folder is all it is told: the resolved run in config.yaml, and the checkpoints to go on from, if there are any.
 """
 
+import errno
 import logging
 import os
 import sys
@@ -14,6 +15,8 @@ from polarlm.parallel import join_world
 from polarlm.train.loop import fit
 from polarlm.train.run import open_run
 from polarlm.train.watch import AfterSave
+
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)  # what the disk says, and no fault of ours
 
 
 def main(after_save: AfterSave | None = None) -> int:
@@ -34,6 +37,14 @@ def main(after_save: AfterSave | None = None) -> int:
             fit(open_run(folder, load_run_folder(folder), world), after_save)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
+        return 2
+    except OSError as error:
+        if error.errno not in _UNWRITABLE:
+            raise
+        print(
+            f"error: {folder}: cannot be written ({error.strerror}); mend that, and go on with --resume",
+            file=sys.stderr,
+        )
         return 2
     finally:
         sys.stdout.flush()

@@ -62,8 +62,9 @@ class LayerStatistics:
 
     def _see_gradients(self, *_: object) -> None:
         parts = defaultdict(list)
-        for name, parameter in self._engine.model.named_parameters():
-            if parameter.grad is not None:
+        model = self._engine.model
+        for name, parameter in model.named_parameters():
+            if parameter.grad is not None and name not in model.copies:
                 parts[_part_of(name)].append(parameter.grad)
         for part, gradients in parts.items():
             norm = nn.utils.get_total_norm(gradients)

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +47,13 @@ class Watch:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
-        self._open.close()
-        self._event("end") if error is None else self._event("error", message=f"{kind.__name__}: {error}")
-        if self._run.metrics and self._run.events:
-            self._run.metrics.close()
-            self._run.events.close()
+        # A full disk, which may be what broke the run off, must not hide it by a second error.
+        with suppress(OSError) if error else nullcontext():
+            self._open.close()
+            self._event("end") if error is None else self._event("error", message=f"{kind.__name__}: {error}")
+            if self._run.metrics and self._run.events:
+                self._run.metrics.close()
+                self._run.events.close()
 
     @contextmanager
     def step(self, step: int) -> Iterator[None]:
