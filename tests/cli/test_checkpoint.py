@@ -1,12 +1,13 @@
 """`polarlm checkpoint`: what a run's checkpoints are, and what may go."""
 
 import json
+import shutil
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from polarlm.checkpoint import Checkpoints, load_model, saved_checkpoints
+from polarlm.checkpoint import Checkpoints, load_model, saved_checkpoints, shelf
 from polarlm.cli import main
 from polarlm.config import dump_run, load_run
 from polarlm.launch import lock
@@ -131,6 +132,19 @@ def test_what_a_checkpoint_says_in_other_words_is_listed_as_unknown(run_folder, 
     (run_folder / "checkpoints/step-40/state.json").write_text(json.dumps({"progress": progress}))
     assert main(["checkpoint", "list", str(run_folder), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[-1]["layout"] == "unknown"
+
+
+@pytest.mark.parametrize("ending", ["vanishes", "breaks off"])
+def test_one_that_a_run_deletes_meanwhile_is_left_out(run_folder, ending, monkeypatch):
+    def fault_of(folder, with_digests):
+        if folder.name == "step-20":
+            shutil.rmtree(folder)
+            if ending == "breaks off":
+                raise FileNotFoundError(folder)
+        return
+
+    monkeypatch.setattr(shelf, "fault_of", fault_of)
+    assert [each.step for each in saved_checkpoints(run_folder)] == [10, 30, 40]
 
 
 def test_bytes_that_changed_are_not_exported(run_folder, tmp_path, capsys):

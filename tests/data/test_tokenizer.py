@@ -1,6 +1,7 @@
 """Text to ids and back, for three kinds of tokenizer: byte-level, byte fallback, SentencePiece-style."""
 
 import json
+import time
 
 import numpy as np
 import pytest
@@ -225,3 +226,14 @@ def test_a_stream_of_any_ids_joins_to_their_text(every, data):
     tokenizer = every[data.draw(st.sampled_from(sorted(every)))]
     ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=12))
     assert "".join(stream_of(tokenizer, ids)) == tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("unit", ["ACGTTGCA", "x", " "])
+def test_megabytes_without_a_break_are_trained_on_and_encoded(tmp_path, unit):
+    text = unit * (2_000_000 // len(unit))
+    start = time.process_time()
+    tokenizer = train_tokenizer([text, "and words beside it"], 300, tmp_path)
+    assert time.process_time() - start < 20
+    sample = text[:3000]
+    assert tokenizer.decode(tokenizer.encode(sample)) == sample
+    assert len(tokenizer.encode(sample)) < 500

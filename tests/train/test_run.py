@@ -162,3 +162,13 @@ def test_a_full_disk_between_saves_is_one_line(start, monkeypatch, capsys):
     assert capsys.readouterr().err.splitlines()[-1] == (
         f"error: {folder}: cannot be written (No space left on device); mend that, and go on with --resume"
     )
+
+
+@pytest.mark.parametrize(
+    "spoiled", [b"\0" * 40 + b"\n", b'{"step": 2, "lo\xff\n', b"[3]\n", b"null\n", b'{"step": null}\n']
+)
+def test_metrics_that_a_crash_spoiled_do_not_keep_a_run_from_going_on(tmp_path, spoiled):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1}\n' + spoiled + b'{"step": 2}\n{"step": 3}\n')
+    MetricsLog(path, 2).close()
+    assert [line["step"] for line in _metrics(tmp_path)] == [1, 2]

@@ -56,7 +56,8 @@ def saved_checkpoints(run_folder: Path, *, with_digests: bool = False) -> list[S
         raise UserError(f"{run_folder}: no such folder; name a run")
     if not (shelf.is_dir() or (run_folder / "config.yaml").exists()):
         raise UserError(f"{run_folder}: neither config.yaml nor checkpoints there, so this is not a run folder")
-    return [_look_at(step, folders.step_folder(shelf, step), with_digests) for step in folders.steps(shelf)]
+    looked = (_look_at(step, folders.step_folder(shelf, step), with_digests) for step in folders.steps(shelf))
+    return [saved for saved in looked if saved is not None]
 
 
 def prune(run_folder: Path, keeps: Callable[[Saved], bool], *, dry_run: bool = False) -> list[Saved]:
@@ -131,9 +132,14 @@ def _write(tensors: dict[str, Tensor], aside: Path, file: Path) -> None:
         aside.unlink(missing_ok=True)
 
 
-def _look_at(step: int, folder: Path, with_digests: bool) -> Saved:
-    files = (path for path in folder.rglob("*") if path.is_file())
-    return Saved(step, folder, _total(files), fault_of(folder, with_digests), _progress_in(folder))
+def _look_at(step: int, folder: Path, with_digests: bool) -> Saved | None:
+    """None where it has gone meanwhile: a run that trains deletes its old ones."""
+    try:
+        files = (path for path in folder.rglob("*") if path.is_file())
+        saved = Saved(step, folder, _total(files), fault_of(folder, with_digests), _progress_in(folder))
+    except FileNotFoundError:
+        return None
+    return saved if folder.is_dir() else None
 
 
 def _progress_in(folder: Path) -> dict[str, Any]:

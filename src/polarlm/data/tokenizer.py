@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,6 +27,7 @@ _BYTES_FILE = b'{"polarlm": "bytes"}\n'  # what stands for the tokenizer without
 # One regular expression cuts text before pairs are merged: a word with the one sign or space before it, up to three
 # digits, a run of signs, line ends with the indentation after them, other white space.
 _PIECES = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|\s*[\r\n]+ *|\s+"
+_LONG = re.compile(r"\S{1000}|\s{1000}")  # hardly a word
 
 
 class Tokenizer(Protocol):
@@ -314,9 +315,19 @@ def _train_engine(
     )
     engine.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(vocab_size=vocab_size - 1, initial_alphabet=alphabet, show_progress=show_progress)
-    engine.train_from_iterator(texts, trainer)
+    engine.train_from_iterator(_cut(texts), trainer)
     engine.add_special_tokens([END_OF_DOCUMENT])
     return engine
+
+
+def _cut(texts: Iterable[str]) -> Iterator[str]:
+    """The same texts, cut within what has no break for long, as a genome: merging in a word takes its square."""
+    for text in texts:
+        start = 0
+        for long in _LONG.finditer(text):
+            yield text[start : long.end()]
+            start = long.end()
+        yield text[start:]
 
 
 class TextStream:

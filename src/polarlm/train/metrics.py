@@ -47,10 +47,20 @@ def _as_json(value: Any) -> Any:
 
 
 def _keep_until(path: Path, step: int) -> None:
-    """Rewrite the file, whole or not at all, without the lines of later steps and without a half-written end."""
+    """Rewrite the file, whole or not at all, without the lines of later steps and without what a crash spoiled."""
     if not path.exists():
         return
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
     aside = path.with_suffix(".partial")
-    aside.write_text("".join(line for line in lines if json.loads(line)["step"] <= step), encoding="utf-8")
+    aside.write_text(
+        "".join(line for line in lines if line.endswith("\n") and _step_of(line) <= step), encoding="utf-8"
+    )
     os.replace(aside, path)
+
+
+def _step_of(line: str) -> float:
+    """Infinity for what is no step, such as the zeros that a machine without power leaves at a file's end."""
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return math.inf
