@@ -21,7 +21,7 @@ from typing import Any
 
 from results import as_table, describe_machine, publish
 
-LENGTH, BATCH, VOCABULARY, WARMUP = 512, 8, 8192, 2
+LENGTH, BATCH, VOCABULARY, WARMUP = 512, 8, 8192, 1
 SHAPE = {"family": "llama", "layers": 8, "hidden": 512, "heads": 8, "ffn": 1408, "vocab-size": VOCABULARY}
 # A pair: how many ranks a process's world has, and its flags.
 PAIRS = {

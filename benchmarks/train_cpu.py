@@ -29,7 +29,7 @@ from results import as_table, describe_machine, installed_version, publish
 
 LAYERS, HIDDEN, HEADS, FFN, VOCABULARY, LENGTH, BATCH = 8, 512, 8, 1408, 8192, 512, 8
 TOKENS = LENGTH * BATCH
-CLIP, LEARNING_RATE, WARMUP = 1.0, 3e-4, 3
+CLIP, LEARNING_RATE, WARMUP = 1.0, 3e-4, 2
 
 # A contestant: what builds its step, and the package it is of.
 CONTESTANTS = {

@@ -3,6 +3,7 @@
 import csv
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from polarlm.config import load_run
 from polarlm.train import trackers
@@ -66,15 +67,13 @@ def test_steps_that_a_resume_repeats_stand_once_and_new_numbers_get_a_column(tmp
 
 
 def test_tensorboard_reads_what_it_was_told(tmp_path):
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     _write(tmp_path, ["tensorboard"])
-    events = accumulator.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert [(e.step, e.value) for e in events.Scalars("loss")] == [(1, 1.0), (2, 0.5), (3, pytest.approx(1 / 3))]
     assert [e.step for e in events.Scalars("val_loss")] == [2]
 
 
 def test_wandb_keeps_the_run_in_its_folder_without_a_network(tmp_path):
-    pytest.importorskip("wandb")
     flags = "--model GPT125M --model.vocab-size 257 --train.steps 1 --train.seq-len 8".split()
     config = load_run(None, environment={"WANDB_MODE": ""}, flags=flags).config
     assert _write(tmp_path, ["wandb"], config=config) == 3
