@@ -45,6 +45,8 @@ class Watch:
         self._open.enter_context(self._line)
         if self._run.events:
             self._run.events.say = self._line.say
+        if step := self._run.progress.step:
+            self.say(f"goes on after step {step}")
         self._open.enter_context(self._profile)
         return self
 
