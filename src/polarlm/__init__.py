@@ -1,3 +1,3 @@
-"""PolarLM: from raw text to a trained, evaluated and served language model, on a laptop or a supercomputer."""
+"""PolarLM: from raw text to a trained language model that writes."""
 
 __version__ = "0.1.0"

@@ -177,6 +177,26 @@ def test_a_signal_saves_and_ends_cleanly(folder, number):
     assert not _ranks_of(place)
 
 
+def test_a_reader_that_goes_away_ends_no_run(folder):
+    place = folder("run")
+    command = [sys.executable, "-m", "polarlm", "train", "run.yaml", "--train.eval-every", "5", "--train.steps", "40"]
+    with subprocess.Popen(command, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.readline()
+        process.stdout.close()
+        errors = process.stderr.read()
+    assert "Traceback" not in errors
+    assert (place / "runs/run/checkpoints/step-40/complete.json").exists()
+
+
+def test_a_new_run_of_a_taken_name_says_what_it_is_called(folder):
+    place = folder("run")
+    (place / "runs/run").mkdir(parents=True)
+    words = ("--train.steps", "1", "--train.eval-every", "0", "--train.schedule.warmup-steps", "0")
+    result = _polarlm(place, "train", "run.yaml", *words)
+    assert result.returncode == 0
+    assert "note: runs/run is there already, so this new run is runs/run-2" in result.stderr
+
+
 def test_other_data_under_the_same_name_is_refused(folder, text, tmp_path):
     place = folder("run")
     own = tmp_path / "own.jsonl"

@@ -43,6 +43,13 @@ def _metrics(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+def test_a_run_that_goes_on_says_from_where(start, capsys):
+    fit(start("run", "--train.steps", "3")[1])
+    assert "goes on" not in capsys.readouterr().out
+    fit(start("run", "--train.steps", "4")[1])
+    assert capsys.readouterr().out.splitlines()[0] == "goes on after step 3"
+
+
 def test_every_step_has_its_line_with_all_that_is_promised(start):
     folder, run = start("run", "--train.steps", "3", "--train.global-batch-size", "8", "--train.eval-every", "2")
     fit(run)

@@ -102,6 +102,7 @@ def test_a_rewound_run_ends_as_one_that_skipped(tmp_path):
     lines = _metrics(tmp_path / "rewind")
     assert [line["step"] for line in lines] == list(range(1, 9))
     assert lines[5]["bad_step"]["fault"] == "passed over"
+    assert [line["step"] for line in lines if line["tokens_per_sec"] is None or line["mfu"] is None] == [6]
     # What was passed over stays so after a resume.
     run = _open(ALONE, tmp_path / "rewind", "--train.steps", "10")
     assert run.progress.passed_over == [BAD]

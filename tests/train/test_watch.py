@@ -4,6 +4,8 @@ changes nothing."""
 import json
 import logging
 import math
+import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -168,6 +170,20 @@ def test_a_profile_is_a_trace_and_a_table(tmp_path, asked):
     seen = [event["name"] for event in trace["traceEvents"] if event.get("cat") == "user_annotation"]
     assert sum(name.startswith("ProfilerStep") for name in seen) == min(asked, 3)
     assert "aten::mm" in (tmp_path / "run" / "profile" / "operations.txt").read_text()
+
+
+def test_no_step_counts_the_time_of_writing_a_profile(tmp_path, monkeypatch):
+    written = []
+
+    def write_for_long(profiler, path):
+        written.append(path)
+
+    clock = lambda: time.perf_counter() + 1000 * len(written)  # noqa: E731
+    monkeypatch.setattr("torch.profiler.profile.export_chrome_trace", write_for_long)
+    monkeypatch.setattr("polarlm.train.loop.time", SimpleNamespace(perf_counter=clock))
+    _train(ALONE, tmp_path / "run", _prepare(tmp_path / "run", "--profile", "1", "--train.steps", "6"))
+    assert len(written) == 1
+    assert all(0 < line["step_time_s"] < 1000 for line in _lines(tmp_path / "run" / "metrics.jsonl"))
 
 
 def test_a_run_too_short_to_profile_says_so(tmp_path):

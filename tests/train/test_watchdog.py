@@ -12,13 +12,14 @@ TRAIN = (
     "--train.steps 1000000 --log.every 1000 --parallel.ranks 2 --train.step-timeout 4"
 )
 STUCK = """
-import os, sys, time
+import os, sys, threading, time
 from pathlib import Path
 from polarlm.train.watchdog import Watchdog
 
 def wait_for_ever():
     time.sleep(60)
 
+threading.Thread(target=threading.Event().wait, daemon=True).start()
 with Watchdog(1) as watchdog:
     Path(f"begun-{os.environ['RANK']}").touch()
     while len(list(Path().glob("begun-*"))) < 3:

@@ -127,7 +127,7 @@ def _front_page() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="polarlm",
         usage="polarlm COMMAND [arguments]",
-        description="From raw text to a trained, evaluated and served language model.",
+        description="From raw text to a trained language model that writes.",
         epilog=f"commands:\n{table}\n\n`polarlm COMMAND --help` says what a command takes.",
     )
     parser.add_argument("--version", action="version", version=f"polarlm {__version__}")

@@ -13,7 +13,7 @@ from importlib.resources import as_file, files
 from pathlib import Path
 
 _FOLDER = Path("data/quickstart")
-_PROMPT = "    def test_read(self):\n"
+_PROMPTS = ["    def test_read(self):\n", "import ", "class "]  # several, for a text may end at once
 
 
 TAKES_CONFIG_FLAGS = True
@@ -36,9 +36,8 @@ def run(arguments: argparse.Namespace) -> None:
         _polarlm("data", "prepare", "stdlib", "--tokenizer", tokenizer, "--output", prefix)
         _polarlm("train", str(run_file), "--data.paths", prefix, *arguments.config_flags)
     _compare(prefix)
-    _polarlm(
-        "generate", "--prompt", _PROMPT, "--max-tokens", "110", "--temperature", "0.8", "--top-k", "40", "--seed", "1"
-    )
+    prompts = [word for prompt in _PROMPTS for word in ("--prompt", prompt)]
+    _polarlm("generate", *prompts, "--max-tokens", "80", "--temperature", "0.8", "--top-k", "40", "--seed", "1")
     print("\nthe run is in runs/latest, its loss drawn in runs/latest/report/loss.png")
 
 

@@ -12,7 +12,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare `train`."""
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="train")
     train = verbs.add_parser("train", help="byte-level BPE, as tokenizer.json")
-    train.add_argument("inputs", nargs="+", metavar="INPUT", help="a folder, .txt .md .py .rst .jsonl, or `stdlib`")
+    kinds = "a folder, .txt .md .py .rst .jsonl .jsonl.gz .jsonl.zst .parquet, or `stdlib`"
+    train.add_argument("inputs", nargs="+", metavar="INPUT", help=kinds)
     train.add_argument("--vocab-size", type=int, required=True, help="ids in all, the end-of-document token counted")
     train.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder for tokenizer.json")
     train.add_argument("--text-key", default="text", help="where a JSON line holds its text (text)")

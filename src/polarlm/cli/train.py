@@ -58,6 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
         _check_weights(config)
     is_new = folder is None
     folder = folder or _make_folder(config)
+    if is_new and folder.name != config.name:
+        print(f"note: {_RUNS / config.name} is there already, so this new run is {folder}", file=sys.stderr)
     with lock.hold(folder):
         _fill_folder(folder, config, is_new)
         print(f"{folder}: {_introduce(config)}", flush=True)

@@ -20,7 +20,7 @@ class RopeScaling(Section):
 class ModelConfig(Section):
     """One transformer. What the user leaves out comes from the preset, then from the family, then from the shape."""
 
-    preset: str | None = Field(None, description="a named shape; the other fields override it")
+    preset: str | None = Field(None, description="a named shape; the other fields override it; `--model KEY` for short")
     family: Literal["gpt", "llama"] = Field("gpt", description="sets the switches below that are not given")
     layers: PositiveInt = Field(description="number of transformer blocks")
     hidden: PositiveInt = Field(description="width H of the residual stream")

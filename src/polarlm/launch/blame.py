@@ -62,8 +62,10 @@ def _last_exception(lines: Sequence[str]) -> str:
     return next((line for line in bare[headers[-1] + 1 :] if line and not line[0].isspace()), "")
 
 
-# How the interpreter begins what it writes of a process that took too long, and each frame of a stack, innermost first.
+# How the interpreter begins what it writes of a process that took too long, each thread of it, and each frame of a
+# thread's stack, innermost first.
 HANG = re.compile(r"^Timeout \(([\d:.]+)\)!$")
+THREAD = re.compile(r"^(Current thread|Thread) 0x")
 FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
 
 
@@ -91,12 +93,10 @@ def _whereabouts(process: RankProcess) -> str:
     starts = [number for number, line in enumerate(lines) if HANG.match(line)]
     if not starts:
         return "did not answer"
-    frames = [match for line in lines[starts[-1] :] if (match := FRAME.match(line))]
-    # The main thread is written last, and its outermost frame is the program's own.
-    ends = [number for number, frame in enumerate(frames) if frame["function"] == "<module>"]
-    first = ends[-2] + 1 if len(ends) > 1 else 0
-    ours = [frame for frame in frames[first:] if "polarlm" in frame["file"]] or frames[first:]
-    if not ours:
+    # The main thread is written last.
+    main = max((number for number, line in enumerate(lines) if THREAD.match(line)), default=0)
+    frames = [match for line in lines[max(main, starts[-1]) :] if (match := FRAME.match(line))]
+    if not frames:
         return "did not say where"
-    inner, own = frames[first], ours[0]
+    inner, own = frames[0], next((frame for frame in frames if "polarlm" in frame["file"]), frames[0])
     return f"in {inner['function']}, from {own['function']} ({own['file'].rpartition('/')[2]}:{own['line']})"

@@ -1,6 +1,7 @@
 """What the person in front of the terminal sees: one live line on a terminal, plain lines now and then in a log."""
 
 import logging
+import os
 import sys
 import time
 
@@ -54,7 +55,7 @@ class ProgressLine:
         line = f"step {step}/{self._steps}  {plain}  {self._time_left(step, now)} left"
         _log.info(line)
         if self._plain:
-            print(line, flush=True)
+            _print(line)
 
     def validated(self, step: int, loss: float, bits_per_byte: float | None) -> None:
         """Tell of an evaluation."""
@@ -64,8 +65,12 @@ class ProgressLine:
 
     def say(self, line: str) -> None:
         """Tell of something worth a line of its own."""
-        if self._speaks:
-            _log.info(line)
+        if not self._speaks:
+            return
+        _log.info(line)
+        if self._plain:
+            _print(line)
+        else:
             self._bar.console.print(line, markup=False)
 
     def _time_left(self, step: int, now: float) -> str:
@@ -73,3 +78,11 @@ class ProgressLine:
         seconds = int((now - self._started) / done * (self._steps - step))
         hours, rest = divmod(seconds, 3600)
         return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"
+
+
+def _print(line: str) -> None:
+    """Where nobody reads any more, as after `| head`, the run goes on in silence; its log has every line."""
+    try:
+        print(line, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

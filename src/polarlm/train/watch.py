@@ -1,6 +1,7 @@
 """What is seen of a run while it trains, in one place outside the loop."""
 
 import logging
+import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -11,6 +12,7 @@ from polarlm.train.profile import Profile
 from polarlm.train.progress import ProgressLine
 from polarlm.train.run import Run
 from polarlm.train.speed import Speedometer
+from polarlm.train.steady import PASSED_OVER
 from polarlm.train.step import StepResult
 from polarlm.train.validation import ValidationResult
 
@@ -43,6 +45,8 @@ class Watch:
         self._open.enter_context(self._line)
         if self._run.events:
             self._run.events.say = self._line.say
+        if step := self._run.progress.step:
+            self.say(f"goes on after step {step}")
         self._open.enter_context(self._profile)
         return self
 
@@ -60,11 +64,12 @@ class Watch:
         """Look on while the step is taken."""
         with self._layers.of_step(step):
             yield
-        self._profile.step()
 
     def took(self, result: StepResult, seconds: float) -> None:
         """Take in the step that the run's progress now counts; its line of metrics waits for `written`."""
         progress, speed = self._run.progress, self._speedometer.measure(seconds)
+        if result.fault == PASSED_OVER:  # no work was done that could be measured
+            speed = dict.fromkeys(speed, math.nan)
         self._metrics = {
             "step": progress.step,
             "samples": progress.samples,
@@ -77,7 +82,8 @@ class Watch:
         if result.loss_of_source:
             self._metrics["loss_of_source"] = result.loss_of_source
         self._metrics |= speed | self._layers.values(result.grad_norm)
-        self._line.step(progress.step, result.loss, speed["tokens_per_sec"], speed["mfu"])
+        if result.fault != PASSED_OVER:
+            self._line.step(progress.step, result.loss, speed["tokens_per_sec"], speed["mfu"])
         if self._run.events:
             self._run.events.step = progress.step
         if result.fault:
@@ -85,6 +91,7 @@ class Watch:
             self._metrics["bad_step"] = {"fault": result.fault, "first_sample": progress.samples - samples}
             self._event("bad step", **self._metrics["bad_step"], samples=samples)
             self.say(f"step {progress.step}: left out, {result.fault}")
+        self._profile.step()  # the step's time is taken by now: it does not count what the last one writes
 
     def rewound(self, first_sample: int) -> None:
         """Take in that the run went back to its last checkpoint, to pass over the batch that begins at this sample."""
