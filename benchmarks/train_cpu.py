@@ -1,6 +1,6 @@
 """How fast PolarLM trains on this CPU: its own step beside `transformers`' and `litgpt`'s, and beside bare products.
 
-    python benchmarks/train_cpu.py [--threads 2] [--rounds 7] [--only NAME ...]
+    python benchmarks/train_cpu.py [--threads 2] [--rounds 5] [--only NAME ...]
 
 One model for all: Llama, 8 layers, hidden 512, 8 heads, ffn 1408 (SwiGLU), vocabulary 8192, 34 million parameters, 8
 sequences of 512 random tokens a step, fp32, fused AdamW, gradient norm clipped. A step is forward, loss, backward,
@@ -325,7 +325,7 @@ def describe(result: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", nargs="+", choices=CONTESTANTS, default=list(CONTESTANTS), metavar="NAME")
     parser.add_argument("--contestant", choices=CONTESTANTS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
