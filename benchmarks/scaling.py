@@ -1,6 +1,6 @@
 """What sharing the work costs: a step on two ranks of one core each, beside two independent processes side by side.
 
-    python benchmarks/scaling.py [--rounds 7] [--only NAME ...]
+    python benchmarks/scaling.py [--rounds 5] [--only NAME ...]
 
 Every process has one thread and the same work: Llama, 8 layers, hidden 512, 8 heads, ffn 1408, vocabulary 8192, 8
 sequences of 512 random tokens a step, fp32, fused AdamW, clipping. The two independent processes share nothing but the
@@ -158,7 +158,7 @@ def describe(result: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", nargs="+", choices=PAIRS, default=list(PAIRS), metavar="NAME")
     parser.add_argument("--process", nargs=3, metavar=("NAME", "PORT", "RANK"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
