@@ -79,6 +79,12 @@ def test_tokens_are_a_length_too(load):
     assert load(text=text).config.train.steps == 40  # ceil(10000 / (4 x 64))
 
 
+def test_of_two_ways_to_say_one_thing_the_later_source_counts(load):
+    loaded = load("--train.tokens", "10e3")
+    assert loaded.config.train.steps == 40
+    assert any("train.tokens (--train.tokens) replaces train.steps (" in note for note in loaded.notes)
+
+
 def test_the_resolved_run_reads_back_to_itself(load, tmp_path):
     config = load("--train.global-batch-size", "12", "--model.rope-scaling.factor", "4").config
     (tmp_path / "config.yaml").write_text(dump_run(config))
@@ -178,7 +184,7 @@ WRONG = {  # what the user gives -> words that the message must hold
         ["--train.recompute-every", "5"],
         ["train.recompute_every", "5", "layers 4", "nearest allowed: 4"],
     ),
-    "both lengths": (["--train.tokens", "5"], ["train.tokens", "train.steps"]),
+    "both lengths": (["--train.steps", "10", "--train.tokens", "5"], ["train.tokens", "train.steps"]),
     "warm-up longer than the run": (["--train.schedule.warmup-steps", "11"], ["warmup_steps", "11", "10"]),
     "value for a section": (["--train", "5"], ["train"]),
     "path in a name": (["--name", "../x"], ["name"]),

@@ -29,6 +29,14 @@ class LoadedRun:
     notes: list[str]
 
 
+# Two ways to say one thing, of which a run has one.
+_ALTERNATIVES = (
+    ("train.steps", "train.tokens"),
+    ("train.schedule.warmup_steps", "train.schedule.warmup_tokens"),
+    ("data.paths", "data.file_list"),
+)
+
+
 def load_run(
     path: Path | None, *, environment: Mapping[str, str], flags: Sequence[str] = (), devices: int = 1
 ) -> LoadedRun:
@@ -49,7 +57,7 @@ def load_run(
     world = ranks.value if ranks and isinstance(ranks.value, int) and ranks.value > 0 else devices
     environment_leaves = from_environment(environment, world)
 
-    leaves, replaced = _with_newest_preset(file_leaves, environment_leaves, flag_leaves)
+    leaves, replaced = _merge_all(file_leaves, environment_leaves, flag_leaves)
     notes = [
         f"{leaf.origin}={environment[leaf.origin]}: {key} is {leaf.value}"
         for key, leaf in environment_leaves.items()
@@ -64,15 +72,20 @@ def load_run(
     return LoadedRun(config, notes + raised)
 
 
-def _with_newest_preset(*sources: Leaves) -> tuple[Leaves, list[str]]:
+def _merge_all(*sources: Leaves) -> tuple[Leaves, list[str]]:
     """The sources merged, and what is to be said of it.
 
-    Another preset in a later source means another model: the earlier sources' fields of one do not outlive it, else
-    `--model GPT1_5B` over a run file with `layers: 2` would train two layers under that name.
+    Of two fields of which a run has one, the later source's stands. Another preset in a later source means another
+    model: the earlier sources' fields of one do not outlive it, else `--model GPT1_5B` over a run file with `layers: 2`
+    would train two layers under that name.
     """
     merged: Leaves = {}
     notes = []
     for source in sources:
+        for new, old in (*_ALTERNATIVES, *(pair[::-1] for pair in _ALTERNATIVES)):
+            if new in source and old not in source and old in merged:
+                notes.append(f"{new} ({source[new].origin}) replaces {old} ({merged[old].origin})")
+                del merged[old]
         preset, before = source.get("model.preset"), merged.get("model.preset")
         fields = [key for key in merged if key.startswith("model.") and key != "model.preset"]
         if preset and fields and (before is None or before.value != preset.value):
