@@ -45,6 +45,19 @@ def _overflow(run, steps):
     list(run.engine.model.blocks.values())[-1].register_forward_hook(hook)
 
 
+def _overflow_in_shard(run, steps):
+    """The same, in what one rank alone holds of a gradient after all communication."""
+    weight = list(run.engine.model.blocks.values())[-1].feed_forward.up.weight
+    clip_gradients = run.engine.clip_gradients
+
+    def clip_overflown(*arguments):
+        if steps.get(run.progress.step + 1) == run.world.rank:
+            _part(weight.grad)[0, 0] = math.inf
+        return clip_gradients(*arguments)
+
+    run.engine.clip_gradients = clip_overflown
+
+
 def _remember(run):
     """This rank's weights and the count of the optimizer's steps before each step, and at the end."""
     seen = []
@@ -118,18 +131,18 @@ def test_resumed_right_after_skips_it_goes_on_as_if_it_had_not_stopped(tmp_path,
 
 
 LAYOUTS = {
-    "zero 3": "--parallel.zero-stage 3",
-    "tensor": "--parallel.tensor 2",
-    "1f1b": "--parallel.pipeline 2",
-    "zero bubble": "--parallel.pipeline 2 --parallel.pipeline-schedule zbvzerobubble",
-    "ring": "--parallel.context 2",
-    "ulysses": "--parallel.context 2 --parallel.context-method ulysses",
+    "zero 3": (_overflow_in_shard, "--parallel.zero-stage 3 --train.micro-batch-size 2"),
+    "tensor": (_overflow_in_shard, "--parallel.tensor 2 --train.micro-batch-size 4"),
+    "1f1b": (_overflow, "--parallel.pipeline 2"),
+    "zero bubble": (_overflow, "--parallel.pipeline 2 --parallel.pipeline-schedule zbvzerobubble"),
+    "ring": (_overflow, "--parallel.context 2 --train.micro-batch-size 4"),
+    "ulysses": (_overflow, "--parallel.context 2 --parallel.context-method ulysses --train.micro-batch-size 4"),
 }
 
 
-def _train_and_look(world, folder, flags, overflows):
+def _train_and_look(world, folder, flags, overflow, overflows):
     run = _open(world, folder, *flags)
-    _overflow(run, overflows)
+    overflow(run, overflows)
     seen, look = _remember(run)
     fit(run)
     look()
@@ -139,8 +152,9 @@ def _train_and_look(world, folder, flags, overflows):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_an_overflow_on_one_rank_is_every_ranks(tmp_path, layout):
-    flags = LAYOUTS[layout].split()
-    for changed, counts, progress in run_ranks(2, _train_and_look, tmp_path / "run", flags, {2: 0, 4: 1}):
+    overflow, flags = LAYOUTS[layout]
+    arguments = tmp_path / "run", flags.split(), overflow, {2: 0, 4: 1}
+    for changed, counts, progress in run_ranks(2, _train_and_look, *arguments):
         assert changed == [True, False, True, False, True, True]
         assert counts == {4.0}
         assert (progress["skipped"], progress["loss_scale"]) == (2, {"scale": 2.0**14, "clean_steps": 2})
