@@ -92,7 +92,7 @@ class Watch:
         if result.fault == OVERFLOW:
             self._event("overflow", loss_scale=progress.loss_scale.scale)
             self.say(
-                f"step {progress.step}: left out, gradients overflowed; loss scale now {progress.loss_scale.scale:g}"
+                f"step {progress.step}: left out, gradients overflowed; loss scale now {progress.loss_scale.scale:,.0f}"
             )
         elif result.fault:
             samples = self._run.config.train.global_batch_size
