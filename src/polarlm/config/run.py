@@ -119,6 +119,9 @@ class TrainConfig(Section):
         "auto", description="kernel: what the device is fastest with, a fused one or an error, or plain products"
     )
     compile: bool = Field(False, description="compile each block with torch.compile")
+    deterministic: bool = Field(
+        False, description="two runs of one layout are equal to the bit, which costs some speed"
+    )
     init_from: str | None = Field(None, description="a run or checkpoint whose weights (only) this new run starts from")
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()

@@ -5,6 +5,11 @@ sees of it.
 """
 
 from polarlm.parallel.build import build_stages, initialise
+from polarlm.parallel.determinism import (
+    be_deterministic,
+    deterministic_variables,
+    naming_nondeterminism,
+)
 from polarlm.parallel.device import Device, local_device
 from polarlm.parallel.engine import Arrays, Engine
 from polarlm.parallel.kernels import PRODUCT_TYPES
@@ -21,12 +26,15 @@ __all__ = [
     "Mesh",
     "TrafficCounter",
     "World",
+    "be_deterministic",
     "build_stages",
     "clip_gradients",
     "communicate_after",
+    "deterministic_variables",
     "distribute",
     "initialise",
     "join_world",
     "local_device",
+    "naming_nondeterminism",
     "shard",
 ]

@@ -6,6 +6,7 @@ from functools import partial
 
 from polarlm.config import UserError
 from polarlm.data import Batch, Loader
+from polarlm.parallel import naming_nondeterminism
 from polarlm.train.loss_scale import OVERFLOW
 from polarlm.train.run import Run, seed_dropout
 from polarlm.train.schedule import learning_rate
@@ -28,6 +29,7 @@ def fit(run: Run, after_save: AfterSave | None = None) -> None:
             watch.rewound(bad_sample)
 
 
+@naming_nondeterminism()
 def _train(run: Run, stop: StopRequest, watch: Watch, watchdog: Watchdog) -> int | None:
     """Take steps to the run's end; or return the first sample of a global batch that is to be passed over, from the
     last checkpoint on."""

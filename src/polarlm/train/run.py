@@ -16,7 +16,7 @@ from polarlm.checkpoint import Checkpoints, load_weights
 from polarlm.config import RunConfig, TrainConfig, UserError
 from polarlm.data import AnySamples, IndexedDataset, load_tokenizer, open_split, read_paths
 from polarlm.launch import short_host_name
-from polarlm.parallel import Engine, World
+from polarlm.parallel import Engine, World, be_deterministic
 from polarlm.train.environment import describe_environment
 from polarlm.train.events import EventLog
 from polarlm.train.loss_scale import OVERFLOW, LossScale
@@ -121,6 +121,8 @@ def open_run(folder: Path, config: RunConfig, world: World) -> Run:
     Raises:
         UserError: the data or the tokenizer cannot be used, or is not what the checkpoint was trained on.
     """
+    if config.train.deterministic:
+        be_deterministic(world.device)
     data_record = _agreed_data(config, world)
     engine = Engine(config, world)
     offloads = config.parallel.offload == "optimizer"
@@ -131,7 +133,7 @@ def open_run(folder: Path, config: RunConfig, world: World) -> Run:
         progress = Progress(loss_scale=LossScale.of(config.train))
         if config.train.init_from:
             load_weights(Path(config.train.init_from), engine.model)
-    environment = describe_environment(config.parallel, world)
+    environment = describe_environment(config, world)
     events = None
     if world.is_first:
         _write_json(folder / "environment.json", environment)

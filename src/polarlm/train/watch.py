@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+from polarlm.parallel import deterministic_variables
 from polarlm.train.layers import LayerStatistics
 from polarlm.train.loss_scale import OVERFLOW
 from polarlm.train.profile import Profile
@@ -31,7 +32,7 @@ class Watch:
 
     def __init__(self, run: Run, after_save: AfterSave | None = None) -> None:
         config, device = run.config, run.world.device
-        self._run, self._after_save = run, after_save
+        self._run, self._device, self._after_save = run, device, after_save
         self._line = ProgressLine(config.train.steps, run.progress.step, speaks=run.world.is_first)
         self._speedometer = Speedometer(config, device)
         clip = config.train.optimizer.clip
@@ -46,6 +47,9 @@ class Watch:
         self._open.enter_context(self._line)
         if self._run.events:
             self._run.events.say = self._line.say
+        if self._run.config.train.deterministic:
+            told = "".join(f", {name}={value}" for name, value in deterministic_variables(self._device).items())
+            self.say(f"deterministic: another run of this layout will be equal to the bit{told}")
         if step := self._run.progress.step:
             self.say(f"goes on after step {step}")
         self._open.enter_context(self._profile)
