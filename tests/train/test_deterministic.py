@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from polarlm.config import UserError, dump_run, load_run
 from polarlm.data import load_tokenizer
 from polarlm.parallel import Device
+from polarlm.parallel.compile import compile_blocks
 from polarlm.parallel.determinism import be_deterministic, naming_nondeterminism
 from polarlm.train import fit, open_run
 from ranks import run_ranks
@@ -18,6 +19,7 @@ SHAPE = "--model.family llama --model.layers 2 --model.hidden 32 --model.heads 4
 TRAIN = "--train.seq-len 16 --train.steps 4 --train.global-batch-size 4 --train.eval-every 2 --train.eval-samples 4"
 DATA = "--model.vocab-size 257 --data.tokenizer bytes"
 STEPS = 4
+GPU = Device(torch.device("cuda"))
 MEASURED = "_s _per_sec _per_device mfu peak_memory_bytes".split()  # of the machine, and not of the work
 LAYOUTS = {
     "alone": "--model.dropout 0.1",
@@ -122,15 +124,30 @@ def _told(device, **variables):
 
 
 def test_the_devices_libraries_are_told_what_the_user_did_not():
-    gpu = Device(torch.device("cuda"))
-    [told] = run_ranks(1, lambda world: _told(gpu))
+    [told] = run_ranks(1, lambda world: _told(GPU))
     assert told == {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "Ring"}
     own = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "NCCL_ALGO": "Tree"}
-    assert run_ranks(1, lambda world: _told(gpu, **own)) == [own]
+    assert run_ranks(1, lambda world: _told(GPU, **own)) == [own]
+
+
+class _Block:
+    def compile(self, options):
+        self.options = options
+
+
+def _compile(world):
+    block = _Block()
+    be_deterministic(GPU)
+    compile_blocks([block], GPU)
+    return block.options["deterministic"]
+
+
+def test_the_compiler_times_no_kernels():
+    assert run_ranks(1, _compile) == [True]
 
 
 def test_a_workspace_that_lets_results_differ_is_refused(monkeypatch):
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":0:0")
     with pytest.raises(UserError, match="CUBLAS_WORKSPACE_CONFIG=:0:0 in the environment"):
-        be_deterministic(Device(torch.device("cuda")))
+        be_deterministic(GPU)
     assert not torch.are_deterministic_algorithms_enabled()
