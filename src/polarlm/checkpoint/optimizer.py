@@ -4,7 +4,7 @@ Any optimizer will do that keeps its state by parameter in `optimizer.state`, as
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,13 @@ from polarlm.config import UserError
 
 
 def take_optimizer(optimizer: Optimizer, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The state as it is saved: this rank's arrays, named `<parameter>.<key>`, and a record for JSON; every rank calls.
+    """The state as it is saved: this rank's arrays, named `<parameter>.<key>`, and its single numbers by parameter.
 
-    The record is of all ranks together. It holds `scalars`, the state's single numbers by parameter and key, and
-    `groups`, the parameters and the numbers (learning rate, betas, ...) of each. A group's switches, such as `fused`,
-    belong to the machine and stay.
+    A group's switches, such as `fused`, belong to the machine and stay.
+
+    Returns:
+        The arrays, and for `record_of` what JSON can say: `scalars`, the state's by parameter and key, and `numbers`,
+        those of the parameter's group (learning rate, betas, ...).
     """
     names = names_of(model)
     arrays: dict[str, Tensor] = {}
@@ -36,7 +38,17 @@ def take_optimizer(optimizer: Optimizer, model: nn.Module) -> tuple[dict[str, Te
         for group in optimizer.param_groups
         for parameter in group["params"]
     }
-    return arrays, {"scalars": gather_named(scalars), "groups": _groups_alike(gather_named(numbers))}
+    return arrays, {"scalars": scalars, "numbers": numbers}
+
+
+def record_of(everyones: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """The record of all ranks together: `scalars`, and `groups`, the parameters and the numbers of each."""
+    scalars: dict[str, Any] = {}
+    numbers: dict[str, Any] = {}
+    for each in everyones:
+        scalars |= each["scalars"]
+        numbers |= each["numbers"]
+    return {"scalars": scalars, "groups": _groups_alike(numbers)}
 
 
 def fill_optimizer(optimizer: Optimizer, model: nn.Module, folder: Path, record: Mapping[str, Any]) -> None:

@@ -191,6 +191,9 @@ class CheckpointConfig(Section):
 
     every: NonNegativeInt = Field(0, description="steps between checkpoints; 0 is at the end only")
     keep_last: PositiveInt = Field(3, description="newest checkpoints kept")
+    in_background: bool = Field(
+        True, description="train on while one is written, from a copy in the host's memory; else wait for the disk"
+    )
 
 
 class LogConfig(Section):

@@ -76,10 +76,16 @@ class Run:
     data_record: dict[str, Any]
     bad_steps: list[int] = field(default_factory=list)  # since this process began
 
-    def save(self) -> None:
-        """Write a checkpoint of the present step; every rank calls."""
+    def save(self, and_wait: bool) -> None:
+        """Write a checkpoint of the present step, and wait until the disk has it if asked to; every rank calls.
+
+        Raises:
+            UserError: it cannot be written; or, where saves are in the background, the one before could not.
+        """
         record = asdict(self.progress) | {"config": self.config.model_dump(mode="json"), "data": self.data_record}
         self.checkpoints.save(self.progress.step, self.engine.model, self.optimizer, record)
+        if and_wait:
+            self.checkpoints.wait()
 
     def rewind(self, first_sample: int) -> None:
         """Go back to the newest checkpoint, and from there pass over the global batch that begins at this sample.
@@ -108,7 +114,8 @@ def open_run(folder: Path, config: RunConfig, world: World) -> Run:
     engine = Engine(config, world)
     offloads = config.parallel.offload == "optimizer"
     optimizer = build_optimizer(engine.model, config.train.optimizer, in_host_memory=offloads)
-    checkpoints = Checkpoints(folder / "checkpoints", config.checkpoint.keep_last, world)
+    retention = config.checkpoint
+    checkpoints = Checkpoints(folder / "checkpoints", retention.keep_last, world, retention.in_background)
     progress = _resume(checkpoints, engine, optimizer, data_record)
     if progress is None:
         progress = Progress()
