@@ -119,7 +119,7 @@ WRONG = {  # what the user gives -> words that the message must hold
         ["parallel.context", "64", "6"],
     ),
     "world is no multiple": (["--parallel.tensor", "4"], ["parallel.ranks", "2", "tensor 4", "nearest allowed: 4"]),
-    "not available": (["--train.precision", "fp16"], ["train.precision", "not available yet"]),
+    "a scale that rounds": (["--train.loss-scale.initial", "1000"], ["loss_scale.initial", "power of two", "1024"]),
     "more stages than layers": (
         ["--parallel.pipeline", "4", "--parallel.ranks", "4", "--parallel.pipeline-schedule", "ZBVZeroBubble"],
         ["parallel.pipeline", "8 stages", "layers 4"],

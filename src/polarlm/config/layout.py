@@ -1,15 +1,8 @@
 """The arithmetic of layouts and batches: which products are possible, and what a run's open fields then become."""
 
-from typing import Any
-
 from polarlm.config.errors import UserError
 from polarlm.config.run import RunConfig
 from polarlm.config.stages import SPLIT_BACKWARD, V_SHAPED
-
-# What the engine can do today; the rest is refused by name, never ignored.
-_AVAILABLE: dict[str, tuple[Any, ...]] = {
-    "train.precision": ("fp32", "bf16"),
-}
 
 
 def resolve_layout(config: RunConfig, devices: int) -> RunConfig:
@@ -20,8 +13,8 @@ def resolve_layout(config: RunConfig, devices: int) -> RunConfig:
         devices: what `parallel.ranks` is by default (at least 1).
 
     Raises:
-        UserError: a product that is impossible, or a part that is not available; one line a fault, each with
-            the field, the numbers and the nearest allowed value.
+        UserError: a product that is impossible; one line a fault, each with the field, the numbers and the nearest
+            allowed value.
     """
     parallel = config.parallel
     ranks = parallel.ranks or max(1, devices)
@@ -32,7 +25,6 @@ def resolve_layout(config: RunConfig, devices: int) -> RunConfig:
     global_batch, accumulation = _batch(config, data_parallel)
     if fault := _microbatch_faults(config, accumulation):
         raise UserError(fault)
-    _refuse_unavailable(config)
 
     train = config.train
     tokens_per_step = global_batch * train.seq_len
@@ -228,11 +220,3 @@ def _batch(config: RunConfig, data_parallel: int) -> tuple[int, int]:
             f"{train.global_batch_size}; leave one of the two out, or use {accumulation}"
         )
     return train.global_batch_size, accumulation
-
-
-def _refuse_unavailable(config: RunConfig) -> None:
-    for path, allowed in _AVAILABLE.items():
-        section, field = path.split(".")
-        value = getattr(getattr(config, section), field)
-        if value not in allowed:
-            raise UserError(f"{path}: {value} is not available yet; use {' or '.join(map(str, allowed))}")

@@ -1,5 +1,6 @@
 """A run, as a user writes it: the sections of the YAML file and what each field means."""
 
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -85,6 +86,20 @@ class ScheduleConfig(Section):
     min_lr: NonNegativeFloat = Field(0.0, description="learning rate at the end of the run")
 
 
+class LossScaleConfig(Section):
+    """What keeps small gradients from vanishing in fp16; other precisions need none."""
+
+    initial: PositiveFloat = Field(65536, description="what the loss is multiplied by at first; a power of two")
+    growth_interval: PositiveInt = Field(2000, description="steps without an overflow after which it doubles")
+
+    @field_validator("initial")
+    @classmethod
+    def _is_exact(cls, initial: float) -> float:
+        if initial < 1 or math.frexp(initial)[0] != 0.5:  # other numbers would round what they scale
+            raise ValueError(f"should be a power of two, 1 or more, such as {max(1, 2 ** round(math.log2(initial)))}")
+        return initial
+
+
 class TrainConfig(Section):
     """How long, how much at a time, and how."""
 
@@ -95,6 +110,7 @@ class TrainConfig(Section):
     global_batch_size: PositiveInt | None = Field(None, description="sequences an optimizer step takes, over all ranks")
     gradient_accumulation_steps: PositiveInt | None = Field(None, description="microbatches a step; or the above")
     precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="type of the matrix products")
+    loss_scale: LossScaleConfig = LossScaleConfig()
     recompute: Literal["none", "selective", "full"] = Field("none", description="activations recomputed in backward")
     recompute_every: PositiveInt = Field(1, description="only every n-th block recomputes")
     z_loss: NonNegativeFloat = Field(0.0, description="weight of (log of the softmax's sum)², PaLM's 1e-4")

@@ -7,13 +7,12 @@ from polarlm.config import RunConfig, Stage, pipeline_stages
 from polarlm.model import Transformer, draw
 from polarlm.parallel.compile import compile_blocks
 from polarlm.parallel.context import share_sequences
+from polarlm.parallel.kernels import PRODUCT_TYPES
 from polarlm.parallel.mesh import Mesh
 from polarlm.parallel.pipeline import cut
 from polarlm.parallel.recompute import recompute
 from polarlm.parallel.shard import distribute, shard
 from polarlm.parallel.tensor import share_matrices
-
-_AUTOCAST = {"bf16": torch.bfloat16}  # the type of matrix products, where it is not the parameters'
 
 
 def build_stages(config: RunConfig, mesh: Mesh) -> dict[int, Transformer]:
@@ -42,8 +41,9 @@ def _build(config: RunConfig, stage: Stage, mesh: Mesh) -> Transformer:
     model.to_empty(device="cpu" if offloads else mesh.world.device.torch)
     initialise(model, config)
     model.loss.z_loss, model.loss.label_smoothing = config.train.z_loss, config.train.label_smoothing
-    if dtype := _AUTOCAST.get(config.train.precision):
-        model.forward = torch.autocast(mesh.world.device.torch.type, dtype)(model.forward)
+    if config.train.precision != "fp32":  # the parameters' own type
+        products = PRODUCT_TYPES[config.train.precision]
+        model.forward = torch.autocast(mesh.world.device.torch.type, products)(model.forward)
     return model.train()
 
 

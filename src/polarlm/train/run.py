@@ -19,6 +19,7 @@ from polarlm.launch import short_host_name
 from polarlm.parallel import Engine, World
 from polarlm.train.environment import describe_environment
 from polarlm.train.events import EventLog
+from polarlm.train.loss_scale import OVERFLOW, LossScale
 from polarlm.train.metrics import MetricsLog
 from polarlm.train.optimizer import build_optimizer
 from polarlm.train.sources import SourceLosses
@@ -40,6 +41,14 @@ class Progress:
     loss: float | None = None
     typical: Typical = field(default_factory=Typical)
     passed_over: list[int] = field(default_factory=list)  # first samples of the global batches that are jumped over
+    loss_scale: LossScale | None = None  # of fp16
+    skipped: int = 0  # steps left out because gradients overflowed; the schedule does not count them
+
+    def fault(self, loss: float, grad_norm: float, spike_factor: float | None) -> str | None:
+        """What is wrong with a step, or None."""
+        if self.loss_scale and self.loss_scale.is_too_large(loss, grad_norm):
+            return OVERFLOW
+        return self.typical.fault(loss, grad_norm, spike_factor)
 
     def count(self, step: int, result: StepResult, train: TrainConfig) -> None:
         """Count a step, whether it was taken or left out."""
@@ -49,12 +58,20 @@ class Progress:
         if result.fault is None:
             self.loss = result.loss
             self.typical.take_in(result.loss, result.grad_norm)
+        if self.loss_scale and result.fault is None:
+            self.loss_scale.grow(train.loss_scale.growth_interval)
+        if self.loss_scale and result.fault == OVERFLOW:
+            self.loss_scale.shrink()
+            self.skipped += 1
 
     @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> "Progress":
-        """What was saved; an older checkpoint lacks some."""
+    def from_record(cls, record: Mapping[str, Any], train: TrainConfig) -> "Progress":
+        """What was saved; an older checkpoint lacks some, and one of another precision the loss scale."""
         known = {name: record[name] for name in cls.__dataclass_fields__ if name in record}
-        return cls(**known | {"typical": Typical(**record.get("typical", {}))})
+        scale = LossScale.of(train)
+        if scale and record.get("loss_scale"):
+            scale = LossScale(**record["loss_scale"])
+        return cls(**known | {"typical": Typical(**record.get("typical", {})), "loss_scale": scale})
 
 
 @dataclass
@@ -93,7 +110,7 @@ class Run:
         Raises:
             UserError: there is no checkpoint yet.
         """
-        progress = _resume(self.checkpoints, self.engine, self.optimizer, self.data_record)
+        progress = _resume(self.checkpoints, self.config.train, self.engine, self.optimizer, self.data_record)
         if progress is None:
             raise UserError(
                 "train.on_bad_step: nothing to rewind to, no checkpoint is saved yet; set checkpoint.every, or use skip"
@@ -116,9 +133,9 @@ def open_run(folder: Path, config: RunConfig, world: World) -> Run:
     optimizer = build_optimizer(engine.model, config.train.optimizer, in_host_memory=offloads)
     retention = config.checkpoint
     checkpoints = Checkpoints(folder / "checkpoints", retention.keep_last, world, retention.in_background)
-    progress = _resume(checkpoints, engine, optimizer, data_record)
+    progress = _resume(checkpoints, config.train, engine, optimizer, data_record)
     if progress is None:
-        progress = Progress()
+        progress = Progress(loss_scale=LossScale.of(config.train))
         if config.train.init_from:
             load_weights(Path(config.train.init_from), engine.model)
     environment = describe_environment(config.parallel, world)
@@ -151,7 +168,7 @@ def seed_dropout(seed: int, step: int, rank: int) -> None:
 
 
 def _resume(
-    checkpoints: Checkpoints, engine: Engine, optimizer: Optimizer, data_record: dict[str, Any]
+    checkpoints: Checkpoints, train: TrainConfig, engine: Engine, optimizer: Optimizer, data_record: dict[str, Any]
 ) -> Progress | None:
     step = checkpoints.newest()
     if step is None:
@@ -168,7 +185,7 @@ def _resume(
     record = checkpoints.load(step, engine.model, optimizer)
     for group, own in zip(optimizer.param_groups, numbers, strict=True):
         group.update(own)
-    return Progress.from_record(record)
+    return Progress.from_record(record, train)
 
 
 def _record_data(config: RunConfig) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from polarlm.train.layers import LayerStatistics
+from polarlm.train.loss_scale import OVERFLOW
 from polarlm.train.profile import Profile
 from polarlm.train.progress import ProgressLine
 from polarlm.train.run import Run
@@ -79,6 +80,8 @@ class Watch:
             "lr": self._run.optimizer.param_groups[0]["lr"],
             "peak_memory_bytes": self._run.world.device.peak_memory_bytes(),
         }
+        if progress.loss_scale:
+            self._metrics |= {"loss_scale": progress.loss_scale.scale, "skipped": progress.skipped}
         if result.loss_of_source:
             self._metrics["loss_of_source"] = result.loss_of_source
         self._metrics |= speed | self._layers.values(result.grad_norm)
@@ -86,7 +89,12 @@ class Watch:
             self._line.step(progress.step, result.loss, speed["tokens_per_sec"], speed["mfu"])
         if self._run.events:
             self._run.events.step = progress.step
-        if result.fault:
+        if result.fault == OVERFLOW:
+            self._event("overflow", loss_scale=progress.loss_scale.scale)
+            self.say(
+                f"step {progress.step}: left out, gradients overflowed; loss scale now {progress.loss_scale.scale:g}"
+            )
+        elif result.fault:
             samples = self._run.config.train.global_batch_size
             self._metrics["bad_step"] = {"fault": result.fault, "first_sample": progress.samples - samples}
             self._event("bad step", **self._metrics["bad_step"], samples=samples)
