@@ -1,6 +1,5 @@
 """The checkpoints of one run: saved and loaded by all its ranks together."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,9 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.optim import Optimizer
 
 from polarlm.checkpoint import folders
-from polarlm.checkpoint.completeness import fault_of, mark_complete, write_json
+from polarlm.checkpoint.completeness import STATE, fault_of, mark_complete, write_json
 from polarlm.checkpoint.optimizer import fill_optimizer, take_optimizer
+from polarlm.checkpoint.state import read_state
 from polarlm.checkpoint.tensors import write_tensors
 from polarlm.checkpoint.weights import fill_weights, weights_of
 from polarlm.config import UserError
@@ -72,7 +72,7 @@ class Checkpoints:
         write_tensors(weights_of(model), partial / "weights")
         write_tensors(arrays, partial / "optimizer")
         if self.world.is_first:
-            write_json({"format": FORMAT, "progress": progress, "optimizer": record}, partial / "state.json")
+            write_json({"format": FORMAT, "progress": progress, "optimizer": record}, partial / STATE)
             mark_complete(partial)
             folders.put_in_place(self.folder, step)
             folders.keep_newest(self.folder, step, self.keep_last)
@@ -106,10 +106,7 @@ class Checkpoints:
         fault = self.world.from_first(fault_of(folder) if self.world.is_first else None)
         if fault is not None:
             raise UserError(f"{folder}: not a complete checkpoint, {fault}; choose another step")
-        state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-        if state["format"] > FORMAT:
-            raise UserError(f"{folder}: written by a later PolarLM (format {state['format']}); update to read it")
-        return state
+        return read_state(folder, FORMAT)
 
 
 def _why_unwritten(error: BaseException) -> str | None:

@@ -14,6 +14,7 @@ from polarlm.config.load import (
     field_paths,
     load_run,
     load_run_folder,
+    run_of,
     with_tokenizer,
 )
 from polarlm.config.model import ModelConfig, RopeScaling
@@ -67,6 +68,7 @@ __all__ = [
     "places",
     "read_bytes",
     "read_json",
+    "run_of",
     "samples_at",
     "stages_at",
     "tokens_at",

@@ -120,6 +120,20 @@ def load_run_folder(folder: Path) -> RunConfig:
     return _validate(from_yaml(path))
 
 
+def run_of(record: Any, where: Path) -> RunConfig:
+    """The run that a checkpoint was saved in, from its record of it.
+
+    Raises:
+        UserError: it is no run.
+    """
+    try:
+        return RunConfig.model_validate(record)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        path = ".".join(map(str, fault["loc"]))
+        raise UserError(f"{where}: the run that it was saved in is damaged ({path}: {fault['msg']})") from None
+
+
 def dump_run(config: RunConfig) -> str:
     """The resolved run as YAML that `load_run` reads back to the same values; open fields are left out."""
     return yaml.safe_dump(config.model_dump(mode="json", exclude_none=True), sort_keys=False)

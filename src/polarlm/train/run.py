@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import Field, NonNegativeInt, ValidationError
 from torch.optim import Optimizer
 
 from polarlm.checkpoint import Checkpoints, load_weights
-from polarlm.config import RunConfig, TrainConfig, UserError
+from polarlm.config import Record, RunConfig, TrainConfig, UserError, check_same_run, run_of
 from polarlm.data import AnySamples, IndexedDataset, load_tokenizer, open_split, read_paths
 from polarlm.launch import short_host_name
 from polarlm.parallel import Engine, World
@@ -28,6 +29,23 @@ from polarlm.train.trackers import Trackers
 from polarlm.train.validation import Validation
 
 _log = logging.getLogger("polarlm.train")
+
+
+class _SavedTypical(Record):
+    loss: float = 0.0
+    grad_norm: float = 0.0
+    steps: NonNegativeInt = 0
+
+
+class _SavedProgress(Record):
+    step: int
+    samples: int
+    tokens: int
+    loss: float | None = None
+    typical: _SavedTypical = _SavedTypical()
+    passed_over: tuple[NonNegativeInt, ...] = Field((), strict=False)
+    config: dict[str, Any] | None = None
+    data: dict[str, Any]
 
 
 @dataclass
@@ -51,10 +69,29 @@ class Progress:
             self.typical.take_in(result.loss, result.grad_norm)
 
     @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> "Progress":
-        """What was saved; an older checkpoint lacks some."""
-        known = {name: record[name] for name in cls.__dataclass_fields__ if name in record}
-        return cls(**known | {"typical": Typical(**record.get("typical", {}))})
+    def from_record(cls, record: Mapping[str, Any], step: int, config: RunConfig, where: Path) -> "Progress":
+        """What was saved after `step` of this run; an older checkpoint lacks some.
+
+        Raises:
+            UserError: the record, at `where`, has other types, or counts what this run cannot have taken.
+        """
+        try:
+            saved = _SavedProgress.model_validate(record)
+        except ValidationError as error:
+            fault = error.errors()[0]
+            field = ".".join(map(str, fault["loc"]))
+            raise UserError(f"{where}: its progress is damaged ({field}: {fault['msg']}); remove it") from None
+        samples = step * config.train.global_batch_size
+        if (saved.step, saved.samples, saved.tokens) != (step, samples, samples * config.train.seq_len):
+            raise UserError(
+                f"{where}: says step {saved.step}, {saved.samples} samples, {saved.tokens} tokens, where step {step} "
+                f"has {samples} and {samples * config.train.seq_len}; it is damaged, remove it"
+            )
+        if saved.config is not None:
+            check_same_run(run_of(saved.config, where), config)
+        return cls(
+            step, samples, saved.tokens, saved.loss, Typical(**saved.typical.model_dump()), list(saved.passed_over)
+        )
 
 
 @dataclass
@@ -87,7 +124,7 @@ class Run:
         Raises:
             UserError: there is no checkpoint yet.
         """
-        progress = _resume(self.checkpoints, self.engine, self.optimizer, self.data_record)
+        progress = _resume(self.checkpoints, self.engine, self.optimizer, self.data_record, self.config)
         if progress is None:
             raise UserError(
                 "train.on_bad_step: nothing to rewind to, no checkpoint is saved yet; set checkpoint.every, or use skip"
@@ -109,7 +146,7 @@ def open_run(folder: Path, config: RunConfig, world: World) -> Run:
     offloads = config.parallel.offload == "optimizer"
     optimizer = build_optimizer(engine.model, config.train.optimizer, in_host_memory=offloads)
     checkpoints = Checkpoints(folder / "checkpoints", config.checkpoint.keep_last, world)
-    progress = _resume(checkpoints, engine, optimizer, data_record)
+    progress = _resume(checkpoints, engine, optimizer, data_record, config)
     if progress is None:
         progress = Progress()
         if config.train.init_from:
@@ -144,12 +181,14 @@ def seed_dropout(seed: int, step: int, rank: int) -> None:
 
 
 def _resume(
-    checkpoints: Checkpoints, engine: Engine, optimizer: Optimizer, data_record: dict[str, Any]
+    checkpoints: Checkpoints, engine: Engine, optimizer: Optimizer, data_record: dict[str, Any], config: RunConfig
 ) -> Progress | None:
     step = checkpoints.newest()
     if step is None:
         return None
-    saved_data = checkpoints.progress(step)["data"]
+    saved = checkpoints.progress(step)
+    progress = Progress.from_record(saved, step, config, checkpoints.folder / f"step-{step}")
+    saved_data = saved["data"]
     for name, digest in data_record.items():
         if saved_data.get(name) != digest:
             raise UserError(
@@ -158,10 +197,10 @@ def _resume(
             )
     # The moments are the checkpoint's; the numbers (decay, betas) are the configuration's, as config.yaml says them.
     numbers = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-    record = checkpoints.load(step, engine.model, optimizer)
+    checkpoints.load(step, engine.model, optimizer)
     for group, own in zip(optimizer.param_groups, numbers, strict=True):
         group.update(own)
-    return Progress.from_record(record)
+    return progress
 
 
 def _record_data(config: RunConfig) -> dict[str, Any]:
