@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from polarlm.checkpoint.tensors import list_tensors, read_tensors
+from polarlm.checkpoint.tensors import Stored, list_tensors, read_tensors
 from polarlm.checkpoint.weights import gather_named, listed, names_of
 from polarlm.config import UserError
 
@@ -74,7 +74,10 @@ def fill_optimizer(optimizer: Optimizer, model: nn.Module, folder: Path, record:
 
     # An optimizer that keeps its state elsewhere than beside the parameters has copies of them there.
     homes = getattr(optimizer, "host_copies", {})
-    arrays = _empty_arrays({name: homes.get(alike[0], alike[0]) for name, alike in parameters.items()}, folder)
+    stored = list_tensors(folder)
+    if strangers := sorted(name for name in stored if name.rpartition(".")[0] not in numbers):
+        raise UserError(f"{folder}: holds {listed(strangers)}, of no parameter it names; choose another checkpoint")
+    arrays = _empty_arrays({name: homes.get(alike[0], alike[0]) for name, alike in parameters.items()}, stored, folder)
     read_tensors(arrays, folder)
     optimizer.state.clear()
     for full_name, array in arrays.items():
@@ -87,7 +90,8 @@ def fill_optimizer(optimizer: Optimizer, model: nn.Module, folder: Path, record:
             device = homes.get(parameter, parameter).device if on_device else torch.device("cpu")
             for key, value in record["scalars"].get(names[parameter], {}).items():
                 optimizer.state[parameter][key] = _from_json(value, device)
-            group.update({key: _from_json(value) for key, value in numbers[names[parameter]].items()})
+            own = numbers[names[parameter]]
+            group.update({key: _from_json(own[key]) for key in own.keys() & group.keys() - {"params"}})
 
 
 def _groups_alike(numbers: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
@@ -102,13 +106,20 @@ def _groups_alike(numbers: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]
     return groups
 
 
-def _empty_arrays(parameters: Mapping[str, Tensor], folder: Path) -> dict[str, Tensor]:
-    """Room for each array in `folder` of these parameters, laid out over the mesh as the optimizer would have it."""
+def _empty_arrays(parameters: Mapping[str, Tensor], stored: Mapping[str, Stored], folder: Path) -> dict[str, Tensor]:
+    """Room for each stored array of these parameters, laid out over the mesh as the optimizer would have it."""
     arrays = {}
-    for full_name, stored in list_tensors(folder).items():
+    for full_name, array in stored.items():
         parameter = parameters.get(full_name.rpartition(".")[0])
-        if parameter is not None:
-            arrays[full_name] = parameter.detach().new_empty(stored.shape, dtype=stored.dtype)
+        if parameter is None:
+            continue
+        # An optimizer keeps a number for each of a parameter's, or one for a whole row, column or the like.
+        alike = len(array.shape) == parameter.ndim and all(
+            size in (1, own) for size, own in zip(array.shape, parameter.shape, strict=True)
+        )
+        if not alike or not array.dtype.is_floating_point:
+            raise UserError(f"{folder}: {full_name} is not as an optimizer keeps it; choose another checkpoint")
+        arrays[full_name] = parameter.detach().new_empty(array.shape, dtype=array.dtype)
     return arrays
 
 

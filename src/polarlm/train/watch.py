@@ -10,7 +10,7 @@ from typing import Any
 from polarlm.train.layers import LayerStatistics
 from polarlm.train.loss_scale import OVERFLOW
 from polarlm.train.profile import Profile
-from polarlm.train.progress import ProgressLine
+from polarlm.train.progress_line import ProgressLine
 from polarlm.train.run import Run
 from polarlm.train.speed import Speedometer
 from polarlm.train.steady import PASSED_OVER
