@@ -5,14 +5,18 @@
 """
 
 from polarlm.launch import lock, run_folder
+from polarlm.launch.allocation import Allocation, find_allocation
+from polarlm.launch.devices import local_devices
 from polarlm.launch.hosts import short_host_name, short_name
 from polarlm.launch.local import LISTEN_FD, check_environment, run_local
-from polarlm.launch.ranks import Rank, local_devices, rank_from
+from polarlm.launch.ranks import Rank, rank_from
 
 __all__ = [
     "LISTEN_FD",
+    "Allocation",
     "Rank",
     "check_environment",
+    "find_allocation",
     "local_devices",
     "lock",
     "rank_from",
