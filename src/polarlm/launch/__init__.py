@@ -10,7 +10,8 @@ from polarlm.launch.describe import describe
 from polarlm.launch.devices import local_devices
 from polarlm.launch.hosts import short_host_name, short_name
 from polarlm.launch.local import LISTEN_FD, check_environment, run_local
-from polarlm.launch.prepare import Launch, prepare
+from polarlm.launch.meeting import meet
+from polarlm.launch.prepare import Launch, available_ranks, prepare
 from polarlm.launch.ranks import Rank, rank_from
 from polarlm.launch.remote import run
 from polarlm.launch.sites import Site, known_sites, recognise, site_named
@@ -23,12 +24,14 @@ __all__ = [
     "Rank",
     "Request",
     "Site",
+    "available_ranks",
     "check_environment",
     "describe",
     "find_allocation",
     "known_sites",
     "local_devices",
     "lock",
+    "meet",
     "prepare",
     "rank_from",
     "recognise",

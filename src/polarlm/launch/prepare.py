@@ -17,7 +17,7 @@ from polarlm.launch.ranks import WORLD_SIZE
 from polarlm.launch.sites import Site, recognise, site_named
 from polarlm.launch.spread import Request, Spread, count_devices, spread
 
-__all__ = ["Launch", "Setting", "prepare"]
+__all__ = ["Launch", "Setting", "available_ranks", "prepare"]
 
 # Set for every rank unless the user has; the first keeps kernels in the order they were given, which tensor parallelism
 # counts on to send while it computes.
@@ -85,10 +85,7 @@ def prepare(
     Raises:
         UserError: the hosts cannot be found, do not have what is asked for, or nothing here can start ranks on them.
     """
-    allocation = find_allocation(environment, request.hosts, request.host_file)
-    first = allocation.hosts[0].address
-    site = site_named(request.site) if request.site else recognise(first, environment)
-    placed = spread(request, allocation, *count_devices(request, allocation, site, environment))
+    allocation, site, placed = _place(request, environment)
     starter = _choose(request, allocation, placed, site, is_dry)
     wanted = _settings(site)
     launch = Launch(
@@ -110,6 +107,21 @@ def prepare(
         return _on_this_machine(launch)
     uses_torchrun = request.launcher == "torchrun"
     return _on_its_hosts(launch, starter, uses_torchrun, request, allocation, site, environment, log_folder)
+
+
+def available_ranks(request: Request, environment: Mapping[str, str]) -> int:
+    """How many ranks a launch would have that does not say a number; at least 1.
+
+    Raises:
+        UserError: as `prepare`.
+    """
+    return _place(request, environment)[2].world
+
+
+def _place(request: Request, environment: Mapping[str, str]) -> tuple[Allocation, Site | None, Spread]:
+    allocation = find_allocation(environment, request.hosts, request.host_file)
+    site = site_named(request.site) if request.site else recognise(allocation.hosts[0].address, environment)
+    return allocation, site, spread(request, allocation, *count_devices(request, allocation, site, environment))
 
 
 def _on_this_machine(launch: Launch) -> Launch:

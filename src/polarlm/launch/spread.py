@@ -61,7 +61,8 @@ def count_devices(
     is_node = any(short_name(host.address) in here for host in allocation.hosts)
     if is_node and (found := local_devices(environment)):
         return found, "found on this node"
-    if site and site.devices_per_node:
+    is_alone = is_node and allocation.scheduler is None and len(allocation.hosts) == 1
+    if site and site.devices_per_node and not is_alone:  # the site's login nodes have none
         return site.devices_per_node, f"site {site.name} says"
     return 0, "none found" if is_node else "none known"
 
