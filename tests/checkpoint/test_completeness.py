@@ -140,20 +140,21 @@ def test_killed_at_any_moment_nothing_saved_is_lost(alone, tmp_path):
     last, count = fork.Value("q", 0), fork.Value("q", 0)
     folder = tmp_path / "checkpoints"
 
-    def live(first):
+    def live(first, in_background):
         torch.set_num_threads(1)
-        checkpoints = Checkpoints(folder, keep_last=1, world=alone)
+        checkpoints = Checkpoints(folder, 1, alone, in_background)
         model = Constant()
         for step in range(first, first + 10**6):
             model.save(checkpoints, step)
-            last.value = step
-            count.value += 1
+            for completed in checkpoints.completed():
+                last.value = completed
+                count.value += 1
 
     chance = random.Random(0)
-    for _ in range(20):
+    for number in range(20):
         count.value = 0
         # Each life first saves again the step that it starts from.
-        life = fork.Process(target=live, args=(last.value or 1,))
+        life = fork.Process(target=live, args=(last.value or 1, number % 2 == 1))
         life.start()
         saves = chance.randrange(3)
         while life.is_alive() and count.value < saves:
@@ -193,23 +194,33 @@ def test_a_save_again_that_breaks_off_at_any_rename_leaves_a_complete_one(
     assert loaded(checkpoints, Checkpoints(checkpoints.folder, keep_last=1, world=alone).newest()) == 20
 
 
-def _save_with_a_limit(world, folder):
+def _save_with_a_limit(world, folder, in_background):
     """Save step 1; then step 2, where no file may grow beyond 2 KB, which the system tells like a full disk."""
-    checkpoints = Checkpoints(folder, keep_last=3, world=world)
+    checkpoints = Checkpoints(folder, 3, world, in_background)
     Constant().save(checkpoints, 1)
+    checkpoints.wait()
     resource.setrlimit(resource.RLIMIT_FSIZE, (2048, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
-    with pytest.raises(UserError) as refusal:
+
+    def fail():
         Constant().save(checkpoints, 2)
+        while in_background and not checkpoints.failed:
+            time.sleep(0.01)
+        checkpoints.wait()
+
+    with pytest.raises(UserError) as refusal:
+        fail()
     world.barrier()
-    return str(refusal.value), checkpoints.newest()
+    return str(refusal.value), checkpoints.newest(), checkpoints.completed()
 
 
+@pytest.mark.parametrize("in_background", [False, True])
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_full_disk_is_one_line_and_leaves_what_was_there(tmp_path, ranks):
-    for said, newest in run_ranks(ranks, _save_with_a_limit, tmp_path):
+def test_a_full_disk_is_one_line_and_leaves_what_was_there(tmp_path, ranks, in_background):
+    for said, newest, completed in run_ranks(ranks, _save_with_a_limit, tmp_path, in_background):
         assert (
             said
             == f"{tmp_path}: step 2 cannot be saved (File too large); mend that, and go on with --resume from step 1"
         )
         assert newest == 1
+        assert completed == [1]
     assert not list(tmp_path.glob(".*"))

@@ -49,7 +49,7 @@ def test_damaged_ones_do_not_count(save, tmp_path):
 def test_nothing_is_deleted_before_the_new_one_is_complete(save, tmp_path, monkeypatch):
     save(10, keep_last=1)
 
-    def fail(folder):
+    def fail(folder, digests):
         raise OSError("no space left on device")
 
     monkeypatch.setattr("polarlm.checkpoint.store.mark_complete", fail)

@@ -236,5 +236,5 @@ def test_files_are_safetensors_and_json_and_no_pickle_takes_part(alone, tmp_path
     checkpoints.save(1, model, optimizer, {})
     checkpoints.load(checkpoints.newest(), model, optimizer)
     names = {path.relative_to(tmp_path / "step-1").as_posix() for path in tmp_path.glob("step-1/**/*.*")}
-    shard = "shard-00001-model-00001-of-00001.safetensors"
+    shard = "shard-00001.safetensors"
     assert names == {"complete.json", "state.json", f"weights/{shard}", f"optimizer/{shard}"}

@@ -47,7 +47,8 @@ def _lines(path):
 
 
 def test_events_tell_of_evaluations_saves_warnings_and_the_end(tmp_path):
-    config = _prepare(tmp_path / "run", "--train.eval-every", "2", "--checkpoint.every", "3")
+    saves = ("--checkpoint.every", "3", "--checkpoint.in-background", "false")
+    config = _prepare(tmp_path / "run", "--train.eval-every", "2", *saves)
 
     def warn(folder, step):
         logging.getLogger("polarlm.any").warning("at %d", step)

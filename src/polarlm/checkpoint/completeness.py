@@ -1,11 +1,28 @@
 """When to trust a checkpoint's folder: the mark, written last, tells size and SHA-256 of every file."""
 
+import errno
 import hashlib
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from polarlm.config import Record, UserError, leads_outside, one_line, read_json
 
 MARK = "complete.json"
+STATE = "state.json"
+
+
+class _File(Record):
+    bytes: Annotated[int, Field(ge=0)]
+    sha256: str
+
+
+class _Mark(Record):
+    files: dict[str, _File]
 
 
 def write_json(value: object, path: Path) -> None:
@@ -23,12 +40,21 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def mark_complete(folder: Path) -> None:
-    """Wait until the disk has everything in `folder`, then put the mark there."""
-    files = _files(folder)
-    for path in (*files.values(), *{path.parent for path in files.values()}):
-        sync(path)
-    record = {name: {"bytes": path.stat().st_size, "sha256": _digest(path)} for name, path in files.items()}
+def mark_complete(folder: Path, digests: Mapping[str, str]) -> None:
+    """Wait until the disk has the names of what is in `folder`, then put the mark there.
+
+    Args:
+        digests: SHA-256 of every file, by its path from there; the disk has their content.
+
+    Raises:
+        FileNotFoundError: another rank has written one that is not to be seen from here.
+    """
+    files = {name: folder / name for name in digests}
+    if missing := [name for name, path in files.items() if not path.exists()]:
+        raise FileNotFoundError(errno.ENOENT, f"{missing[0]} lies on another host's own disk; share the run's folder")
+    for parent in {path.parent for path in files.values()}:
+        sync(parent)
+    record = {name: {"bytes": path.stat().st_size, "sha256": digests[name]} for name, path in files.items()}
     write_json({"files": record}, folder / MARK)
     sync(folder)
 
@@ -39,14 +65,23 @@ def fault_of(folder: Path, with_digests: bool = False) -> str | None:
     Args:
         with_digests: read every byte, and not only the mark and the files' sizes.
     """
+    fault = _fault_of(folder, with_digests)
+    return None if fault is None else one_line(fault)
+
+
+def _fault_of(folder: Path, with_digests: bool) -> str | None:
+    if outside := next((path for path in folder.rglob("*") if path.is_symlink() and leads_outside(path, folder)), None):
+        return f"{outside.relative_to(folder)} is a link that leads outside"
     try:
-        record = json.loads((folder / MARK).read_text(encoding="utf-8"))["files"]
-        expected = {name: (file["bytes"], file["sha256"]) for name, file in record.items()}
+        record = read_json(folder / MARK, _Mark, mend="choose another")["files"]
     except FileNotFoundError:
         return f"{MARK} is missing, so it was not written to its end"
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except UserError:
         return f"{MARK} is damaged"
+    expected = {name: (file["bytes"], file["sha256"]) for name, file in record.items()}
     files = _files(folder)
+    if STATE not in expected:
+        return f"{MARK} says nothing of {STATE}"
     # Names from the mark are only compared with what is there, so it cannot point outside.
     if missing := sorted(expected.keys() - files.keys()):
         return f"{missing[0]} is missing"
@@ -55,7 +90,7 @@ def fault_of(folder: Path, with_digests: bool = False) -> str | None:
     for name, (size, digest) in expected.items():
         if files[name].stat().st_size != size:
             return f"{name} has {files[name].stat().st_size} bytes, not the {size} that were written"
-        if with_digests and _digest(files[name]) != digest:
+        if with_digests and digest_of(files[name]) != digest:
             return f"{name} has other bytes than were written"
     return None
 
@@ -66,6 +101,7 @@ def _files(folder: Path) -> dict[str, Path]:
     return {path.relative_to(folder).as_posix(): path for path in paths if path != folder / MARK}
 
 
-def _digest(path: Path) -> str:
+def digest_of(path: Path) -> str:
+    """SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

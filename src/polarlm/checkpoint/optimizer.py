@@ -4,7 +4,7 @@ Any optimizer will do that keeps its state by parameter in `optimizer.state`, as
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +12,19 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from polarlm.checkpoint.tensors import list_tensors, read_tensors
+from polarlm.checkpoint.tensors import Stored, list_tensors, read_tensors
 from polarlm.checkpoint.weights import gather_named, listed, names_of
 from polarlm.config import UserError
 
 
 def take_optimizer(optimizer: Optimizer, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The state as it is saved: this rank's arrays, named `<parameter>.<key>`, and a record for JSON; every rank calls.
+    """The state as it is saved: this rank's arrays, named `<parameter>.<key>`, and its single numbers by parameter.
 
-    The record is of all ranks together. It holds `scalars`, the state's single numbers by parameter and key, and
-    `groups`, the parameters and the numbers (learning rate, betas, ...) of each. A group's switches, such as `fused`,
-    belong to the machine and stay.
+    A group's switches, such as `fused`, belong to the machine and stay.
+
+    Returns:
+        The arrays, and for `record_of` what JSON can say: `scalars`, the state's by parameter and key, and `numbers`,
+        those of the parameter's group (learning rate, betas, ...).
     """
     names = names_of(model)
     arrays: dict[str, Tensor] = {}
@@ -36,7 +38,17 @@ def take_optimizer(optimizer: Optimizer, model: nn.Module) -> tuple[dict[str, Te
         for group in optimizer.param_groups
         for parameter in group["params"]
     }
-    return arrays, {"scalars": gather_named(scalars), "groups": _groups_alike(gather_named(numbers))}
+    return arrays, {"scalars": scalars, "numbers": numbers}
+
+
+def record_of(everyones: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """The record of all ranks together: `scalars`, and `groups`, the parameters and the numbers of each."""
+    scalars: dict[str, Any] = {}
+    numbers: dict[str, Any] = {}
+    for each in everyones:
+        scalars |= each["scalars"]
+        numbers |= each["numbers"]
+    return {"scalars": scalars, "groups": _groups_alike(numbers)}
 
 
 def fill_optimizer(optimizer: Optimizer, model: nn.Module, folder: Path, record: Mapping[str, Any]) -> None:
@@ -62,7 +74,10 @@ def fill_optimizer(optimizer: Optimizer, model: nn.Module, folder: Path, record:
 
     # An optimizer that keeps its state elsewhere than beside the parameters has copies of them there.
     homes = getattr(optimizer, "host_copies", {})
-    arrays = _empty_arrays({name: homes.get(alike[0], alike[0]) for name, alike in parameters.items()}, folder)
+    stored = list_tensors(folder)
+    if strangers := sorted(name for name in stored if name.rpartition(".")[0] not in numbers):
+        raise UserError(f"{folder}: holds {listed(strangers)}, of no parameter it names; choose another checkpoint")
+    arrays = _empty_arrays({name: homes.get(alike[0], alike[0]) for name, alike in parameters.items()}, stored, folder)
     read_tensors(arrays, folder)
     optimizer.state.clear()
     for full_name, array in arrays.items():
@@ -75,7 +90,8 @@ def fill_optimizer(optimizer: Optimizer, model: nn.Module, folder: Path, record:
             device = homes.get(parameter, parameter).device if on_device else torch.device("cpu")
             for key, value in record["scalars"].get(names[parameter], {}).items():
                 optimizer.state[parameter][key] = _from_json(value, device)
-            group.update({key: _from_json(value) for key, value in numbers[names[parameter]].items()})
+            own = numbers[names[parameter]]
+            group.update({key: _from_json(own[key]) for key in own.keys() & group.keys() - {"params"}})
 
 
 def _groups_alike(numbers: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
@@ -90,13 +106,20 @@ def _groups_alike(numbers: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]
     return groups
 
 
-def _empty_arrays(parameters: Mapping[str, Tensor], folder: Path) -> dict[str, Tensor]:
-    """Room for each array in `folder` of these parameters, laid out over the mesh as the optimizer would have it."""
+def _empty_arrays(parameters: Mapping[str, Tensor], stored: Mapping[str, Stored], folder: Path) -> dict[str, Tensor]:
+    """Room for each stored array of these parameters, laid out over the mesh as the optimizer would have it."""
     arrays = {}
-    for full_name, stored in list_tensors(folder).items():
+    for full_name, array in stored.items():
         parameter = parameters.get(full_name.rpartition(".")[0])
-        if parameter is not None:
-            arrays[full_name] = parameter.detach().new_empty(stored.shape, dtype=stored.dtype)
+        if parameter is None:
+            continue
+        # An optimizer keeps a number for each of a parameter's, or one for a whole row, column or the like.
+        alike = len(array.shape) == parameter.ndim and all(
+            size in (1, own) for size, own in zip(array.shape, parameter.shape, strict=True)
+        )
+        if not alike or not array.dtype.is_floating_point:
+            raise UserError(f"{folder}: {full_name} is not as an optimizer keeps it; choose another checkpoint")
+        arrays[full_name] = parameter.detach().new_empty(array.shape, dtype=array.dtype)
     return arrays
 
 

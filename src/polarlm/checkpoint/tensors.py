@@ -6,8 +6,7 @@ name; a shard's header says at which index of the tensor each piece begins (`DCP
 """
 
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +14,14 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
-from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint import HuggingFaceStorageReader
+from torch.distributed.tensor import DTensor
+
+from polarlm.checkpoint.headers import read_headers, whole_shape
+from polarlm.checkpoint.writer import FromElsewhere, ShardWriter
+
+# Given by torch to one process even when told that it is one.
+warnings.filterwarnings("ignore", message="torch.distributed is disabled")
 
 
 @dataclass(frozen=True)
@@ -26,32 +32,52 @@ class Stored:
     dtype: torch.dtype
 
 
-def write_tensors(tensors: Mapping[str, Tensor], folder: Path) -> None:
-    """Write the tensors, DTensors among them, into `folder`, which is made; every rank calls.
+def write_tensors(
+    tensors: Mapping[str, Tensor],
+    local_parts: Mapping[str, Tensor],
+    folder: Path,
+    group: dist.ProcessGroup | None = None,
+) -> ShardWriter:
+    """Write the tensors, DTensors among them, into `folder`, which is made; every rank of the group calls.
 
-    When it returns on the first rank, every rank's shard is written.
+    When it returns, every rank's shard is on the disk.
+
+    Args:
+        tensors: their shapes and placements.
+        local_parts: this rank's bytes of each, as `local_part` gives them, or a copy made of them earlier.
+        group: the ranks that save together; by default all.
+
+    Returns:
+        The writer, which knows what this rank has written and, on the first, every rank's file.
     """
-    writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
-    with _one_process_is_no_mistake():
-        dcp.save(dict(tensors), storage_writer=writer, no_dist=not dist.is_initialized())
+    writer = ShardWriter(folder)
+    dcp.save(
+        dict(tensors),
+        storage_writer=writer,
+        planner=FromElsewhere(local_parts),
+        process_group=group,
+        no_dist=not dist.is_initialized(),
+    )
+    return writer
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """What this rank holds of a tensor."""
+    return tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor.detach()
 
 
 def read_tensors(tensors: Mapping[str, Tensor], folder: Path, alone: bool = False) -> None:
     """Fill each of the tensors in place with what `folder` holds under its name; every rank calls, or one `alone`."""
     reader = HuggingFaceStorageReader(str(folder))
-    with _one_process_is_no_mistake():
-        dcp.load(dict(tensors), storage_reader=reader, no_dist=alone or not dist.is_initialized())
+    dcp.load(dict(tensors), storage_reader=reader, no_dist=alone or not dist.is_initialized())
 
 
 def list_tensors(folder: Path) -> dict[str, Stored]:
-    """What the shards in `folder` hold, from their headers alone."""
-    found = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
-    return {name: Stored(tensor.size, tensor.properties.dtype) for name, tensor in found.items()}
+    """What the shards in `folder` hold, from their headers alone.
 
-
-@contextmanager
-def _one_process_is_no_mistake() -> Iterator[None]:
-    """Silence the warning that torch gives to one process even when told that it is one."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        yield
+    Raises:
+        UserError: a header is damaged, or is not borne out by its file and the other shards.
+    """
+    return {
+        name: Stored(torch.Size(whole_shape(pieces)), pieces[0].dtype) for name, pieces in read_headers(folder).items()
+    }

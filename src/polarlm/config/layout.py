@@ -1,5 +1,6 @@
 """The arithmetic of layouts and batches: which products are possible, and what a run's open fields then become."""
 
+from polarlm.config.divisors import divisors
 from polarlm.config.errors import UserError
 from polarlm.config.run import RunConfig
 from polarlm.config.stages import SPLIT_BACKWARD, V_SHAPED
@@ -20,7 +21,7 @@ def resolve_layout(config: RunConfig, devices: int) -> RunConfig:
     ranks = parallel.ranks or max(1, devices)
     faults = _layout_faults(config, ranks)
     if faults:
-        raise UserError("\n".join(faults))
+        raise UserError(*faults)
     data_parallel = ranks // (parallel.tensor * parallel.pipeline * parallel.context)
     global_batch, accumulation = _batch(config, data_parallel)
     if fault := _microbatch_faults(config, accumulation):
@@ -94,7 +95,7 @@ def _layout_faults(config: RunConfig, ranks: int) -> list[str]:
         ("parallel.context", "train.seq_len", train.seq_len, "the sequence shards", shards),
     ):
         if whole % part:
-            nearest = min((d for d in range(1, whole + 1) if whole % d == 0), key=lambda d: abs(d - part))
+            nearest = min(divisors(whole), key=lambda divisor: abs(divisor - part))
             faults.append(
                 f"{field}: {whole_name} {whole} is not a multiple of {part_name} {part}; nearest allowed: {nearest}"
             )
@@ -185,7 +186,7 @@ def _context_faults(config: RunConfig) -> list[str]:
             )
         return faults
     heads, kv_heads = model.heads // parallel.tensor, max(1, model.kv_heads // parallel.tensor)
-    allowed = [n for n in range(1, heads + 1) if heads % n == 0 and (kv_heads % n == 0 or n % kv_heads == 0)]
+    allowed = [n for n in divisors(heads) if kv_heads % n == 0 or n % kv_heads == 0]
     if parallel.context in allowed:
         return []
     return [

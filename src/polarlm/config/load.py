@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from polarlm.config.deck import from_environment
 from polarlm.config.errors import UserError
+from polarlm.config.files import check_inside
 from polarlm.config.layout import resolve_layout
 from polarlm.config.model import ModelConfig
 from polarlm.config.presets import preset_leaves
@@ -19,6 +20,7 @@ from polarlm.config.run import RunConfig
 from polarlm.config.sources import Leaves, Value, as_tree, from_flags, from_yaml, merge
 
 _SYNTHETIC_STEPS = 20
+_TOLD = 20  # faults in one message
 
 
 @dataclass(frozen=True)
@@ -112,9 +114,24 @@ def load_run_folder(folder: Path) -> RunConfig:
         UserError: the folder holds no run, or its config.yaml is damaged.
     """
     path = folder / "config.yaml"
-    if not path.exists():
+    if not path.is_file():
         raise UserError(f"{folder}: no config.yaml there, so this is not a run folder")
+    check_inside(path, folder)
     return _validate(from_yaml(path))
+
+
+def run_of(record: Any, where: Path) -> RunConfig:
+    """The run that a checkpoint was saved in, from its record of it.
+
+    Raises:
+        UserError: it is no run.
+    """
+    try:
+        return RunConfig.model_validate(record)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        path = ".".join(map(str, fault["loc"]))
+        raise UserError(f"{where}: the run that it was saved in is damaged ({path}: {fault['msg']})") from None
 
 
 def dump_run(config: RunConfig) -> str:
@@ -151,7 +168,9 @@ def _validate(leaves: Leaves) -> RunConfig:
     except ValidationError as error:
         if "model.preset" in leaves:
             leaves = preset_leaves(leaves["model.preset"].value) | leaves
-        raise UserError("\n".join(_describe(fault, leaves) for fault in error.errors())) from None
+        faults = error.errors()
+        more = [f"and {len(faults) - _TOLD} faults more"] if len(faults) > _TOLD else []
+        raise UserError(*(_describe(fault, leaves) for fault in faults[:_TOLD]), *more) from None
 
 
 def check_preset(name: str) -> ModelConfig:
@@ -194,8 +213,8 @@ def _with_origins(leaves: Leaves, step: Any, *arguments: Any) -> Any:
     try:
         return step(*arguments)
     except UserError as error:
-        faults = (fault.partition(": ") for fault in str(error).splitlines())
-        raise UserError("\n".join(_placed(path, message, leaves) for path, _, message in faults)) from None
+        faults = (fault.partition(": ") for fault in error.args)
+        raise UserError(*(_placed(path, message, leaves) for path, _, message in faults)) from None
 
 
 def _near(path: str) -> str:

@@ -3,13 +3,15 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
 from polarlm.parallel.device import Device, local_device
+
+_PATIENCE = timedelta(hours=6)  # for a thread that waits while other ranks write to a slow disk
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,13 @@ class World:
     rank: int
     size: int
     device: Device
+    group: dist.ProcessGroup | None = None  # by default all ranks' own
+
+    def apart(self) -> "World":
+        """The same ranks with a group of their own over the host's memory, for a second thread: what it says there
+        never mixes with what the first says here. Every rank calls."""
+        group = dist.new_group(backend="gloo", timeout=_PATIENCE) if self.size > 1 else None
+        return replace(self, device=Device(torch.device("cpu")), group=group)
 
     @property
     def is_first(self) -> bool:
@@ -30,19 +39,19 @@ class World:
         if self.size == 1:
             return list(values)
         totals = torch.tensor(values, dtype=torch.float64, device=self.device.torch)
-        dist.all_reduce(totals)
+        dist.all_reduce(totals, group=self.group)
         return totals.tolist()
 
     def barrier(self) -> None:
         """Wait for every rank."""
         if self.size > 1:
-            dist.barrier()
+            dist.barrier(self.group)
 
     def gather(self, value: object) -> list[object]:
         """Every rank's `value`, in the order of the ranks, on every rank; a small picklable thing."""
         values = [value] * self.size
         if self.size > 1:
-            dist.all_gather_object(values, value)
+            dist.all_gather_object(values, value, group=self.group)
         return values
 
     def from_first(self, value: object) -> object:
@@ -50,7 +59,7 @@ class World:
         if self.size == 1:
             return value
         box = [value]
-        dist.broadcast_object_list(box, src=0)
+        dist.broadcast_object_list(box, src=0, group=self.group)
         return box[0]
 
 

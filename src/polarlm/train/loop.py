@@ -40,7 +40,8 @@ def _train(run: Run, stop: StopRequest, watch: Watch, watchdog: Watchdog) -> int
         for step, microbatches in zip(steps, loader, strict=False):
             watchdog.begin()
             with watch.step(step):
-                result = _take(run, step, microbatches, bool(stop))
+                # A save that failed behind ends the run on every rank at once, as a signal to one of them does.
+                result = _take(run, step, microbatches, bool(stop) or run.checkpoints.failed)
             if result.fault and _remedy(run, step, result) == "rewind":
                 return progress.samples
             progress.count(step, result, train)
@@ -53,8 +54,8 @@ def _train(run: Run, stop: StopRequest, watch: Watch, watchdog: Watchdog) -> int
             watch.write_metrics(ends)
             if ends or _is_due(step, run.config.checkpoint.every, False):
                 watchdog.begin()
-                run.save()
-                watch.saved()
+                run.save(and_wait=ends)
+            watch.saved(run.checkpoints.completed())
             if result.asked_to_stop:
                 watch.say(f"step {step}: asked to stop by {stop.signal_name or 'another rank'}; saved")
                 break

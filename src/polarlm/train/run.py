@@ -4,7 +4,6 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,65 +12,21 @@ import torch
 from torch.optim import Optimizer
 
 from polarlm.checkpoint import Checkpoints, load_weights
-from polarlm.config import RunConfig, TrainConfig, UserError
+from polarlm.config import RunConfig, UserError
 from polarlm.data import AnySamples, IndexedDataset, load_tokenizer, open_split, read_paths
 from polarlm.launch import short_host_name
 from polarlm.parallel import Engine, World, be_deterministic
 from polarlm.train.environment import describe_environment
 from polarlm.train.events import EventLog
-from polarlm.train.loss_scale import OVERFLOW, LossScale
+from polarlm.train.loss_scale import LossScale
 from polarlm.train.metrics import MetricsLog
 from polarlm.train.optimizer import build_optimizer
+from polarlm.train.progress import Progress
 from polarlm.train.sources import SourceLosses
-from polarlm.train.steady import Typical
-from polarlm.train.step import StepResult
 from polarlm.train.trackers import Trackers
 from polarlm.train.validation import Validation
 
 _log = logging.getLogger("polarlm.train")
-
-
-@dataclass
-class Progress:
-    """How far a run has come. This, the weights and the moments are all there is to resume from."""
-
-    step: int = 0
-    samples: int = 0
-    tokens: int = 0
-    loss: float | None = None
-    typical: Typical = field(default_factory=Typical)
-    passed_over: list[int] = field(default_factory=list)  # first samples of the global batches that are jumped over
-    loss_scale: LossScale | None = None  # of fp16
-    skipped: int = 0  # steps left out because gradients overflowed; the schedule does not count them
-
-    def fault(self, loss: float, grad_norm: float, spike_factor: float | None) -> str | None:
-        """What is wrong with a step, or None."""
-        if self.loss_scale and self.loss_scale.is_too_large(loss, grad_norm):
-            return OVERFLOW
-        return self.typical.fault(loss, grad_norm, spike_factor)
-
-    def count(self, step: int, result: StepResult, train: TrainConfig) -> None:
-        """Count a step, whether it was taken or left out."""
-        self.step = step
-        self.samples += train.global_batch_size
-        self.tokens += train.global_batch_size * train.seq_len
-        if result.fault is None:
-            self.loss = result.loss
-            self.typical.take_in(result.loss, result.grad_norm)
-        if self.loss_scale and result.fault is None:
-            self.loss_scale.grow(train.loss_scale.growth_interval)
-        if self.loss_scale and result.fault == OVERFLOW:
-            self.loss_scale.shrink()
-            self.skipped += 1
-
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any], train: TrainConfig) -> "Progress":
-        """What was saved; an older checkpoint lacks some, and one of another precision the loss scale."""
-        known = {name: record[name] for name in cls.__dataclass_fields__ if name in record}
-        scale = LossScale.of(train)
-        if scale and record.get("loss_scale"):
-            scale = LossScale(**record["loss_scale"])
-        return cls(**known | {"typical": Typical(**record.get("typical", {})), "loss_scale": scale})
 
 
 @dataclass
@@ -93,10 +48,16 @@ class Run:
     data_record: dict[str, Any]
     bad_steps: list[int] = field(default_factory=list)  # since this process began
 
-    def save(self) -> None:
-        """Write a checkpoint of the present step; every rank calls."""
+    def save(self, and_wait: bool) -> None:
+        """Write a checkpoint of the present step, and wait until the disk has it if asked to; every rank calls.
+
+        Raises:
+            UserError: it cannot be written; or, where saves are in the background, the one before could not.
+        """
         record = asdict(self.progress) | {"config": self.config.model_dump(mode="json"), "data": self.data_record}
         self.checkpoints.save(self.progress.step, self.engine.model, self.optimizer, record)
+        if and_wait:
+            self.checkpoints.wait()
 
     def rewind(self, first_sample: int) -> None:
         """Go back to the newest checkpoint, and from there pass over the global batch that begins at this sample.
@@ -104,7 +65,7 @@ class Run:
         Raises:
             UserError: there is no checkpoint yet.
         """
-        progress = _resume(self.checkpoints, self.config.train, self.engine, self.optimizer, self.data_record)
+        progress = _resume(self.checkpoints, self.engine, self.optimizer, self.data_record, self.config)
         if progress is None:
             raise UserError(
                 "train.on_bad_step: nothing to rewind to, no checkpoint is saved yet; set checkpoint.every, or use skip"
@@ -127,8 +88,9 @@ def open_run(folder: Path, config: RunConfig, world: World) -> Run:
     engine = Engine(config, world)
     offloads = config.parallel.offload == "optimizer"
     optimizer = build_optimizer(engine.model, config.train.optimizer, in_host_memory=offloads)
-    checkpoints = Checkpoints(folder / "checkpoints", config.checkpoint.keep_last, world)
-    progress = _resume(checkpoints, config.train, engine, optimizer, data_record)
+    retention = config.checkpoint
+    checkpoints = Checkpoints(folder / "checkpoints", retention.keep_last, world, retention.in_background)
+    progress = _resume(checkpoints, engine, optimizer, data_record, config)
     if progress is None:
         progress = Progress(loss_scale=LossScale.of(config.train))
         if config.train.init_from:
@@ -163,12 +125,14 @@ def seed_dropout(seed: int, step: int, rank: int) -> None:
 
 
 def _resume(
-    checkpoints: Checkpoints, train: TrainConfig, engine: Engine, optimizer: Optimizer, data_record: dict[str, Any]
+    checkpoints: Checkpoints, engine: Engine, optimizer: Optimizer, data_record: dict[str, Any], config: RunConfig
 ) -> Progress | None:
     step = checkpoints.newest()
     if step is None:
         return None
-    saved_data = checkpoints.progress(step)["data"]
+    saved = checkpoints.progress(step)
+    progress = Progress.from_record(saved, step, config, checkpoints.folder / f"step-{step}")
+    saved_data = saved["data"]
     for name, digest in data_record.items():
         if saved_data.get(name) != digest:
             raise UserError(
@@ -177,10 +141,10 @@ def _resume(
             )
     # The moments are the checkpoint's; the numbers (decay, betas) are the configuration's, as config.yaml says them.
     numbers = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-    record = checkpoints.load(step, engine.model, optimizer)
+    checkpoints.load(step, engine.model, optimizer)
     for group, own in zip(optimizer.param_groups, numbers, strict=True):
         group.update(own)
-    return Progress.from_record(record, train)
+    return progress
 
 
 def _record_data(config: RunConfig) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from polarlm.parallel import deterministic_variables
 from polarlm.train.layers import LayerStatistics
 from polarlm.train.loss_scale import OVERFLOW
 from polarlm.train.profile import Profile
-from polarlm.train.progress import ProgressLine
+from polarlm.train.progress_line import ProgressLine
 from polarlm.train.run import Run
 from polarlm.train.speed import Speedometer
 from polarlm.train.steady import PASSED_OVER
@@ -128,15 +128,16 @@ class Watch:
         if self._run.metrics and (says_more or self._metrics["step"] % self._run.config.log.every == 0):
             self._run.metrics.write(self._metrics)
 
-    def saved(self) -> None:
-        """Take in a checkpoint of the present step."""
-        self._event("save")
-        if self._after_save is None or not self._run.world.is_first:
-            return
-        try:
-            self._after_save(self._run.folder, self._run.progress.step)
-        except Exception as error:  # whatever it is, the run goes on
-            _log.warning("step %d: after the save, %s: %s", self._run.progress.step, type(error).__name__, error)
+    def saved(self, steps: Iterable[int]) -> None:
+        """Take in that the checkpoints of these steps are complete."""
+        for step in steps:
+            self._event("save", step=step)
+            if self._after_save is None or not self._run.world.is_first:
+                continue
+            try:
+                self._after_save(self._run.folder, step)
+            except Exception as error:  # whatever it is, the run goes on
+                _log.warning("step %d: after the save, %s: %s", step, type(error).__name__, error)
 
     def say(self, line: str) -> None:
         """Tell the person in front of the terminal."""
