@@ -114,10 +114,18 @@ def test_resumed_right_after_skips_it_goes_on_as_if_it_had_not_stopped(tmp_path,
     _overflow(straight, overflows)
     fit(straight)
     last = max(overflows)
-    first = _open(ALONE, tmp_path / "parted")
-    first.config = first.config.model_copy(update={"train": first.config.train.model_copy(update={"steps": last})})
+    first = _open(ALONE, tmp_path / "parted", "--checkpoint.every", "1")
+    save = first.save
+
+    def save_and_die(and_wait):
+        save(and_wait=True)
+        if first.progress.step == last:
+            raise KeyboardInterrupt
+
+    first.save = save_and_die
     _overflow(first, overflows)
-    fit(first)
+    with pytest.raises(KeyboardInterrupt):
+        fit(first)
     second = _open(ALONE, tmp_path / "parted")
     assert asdict(second.progress) == asdict(first.progress)
     assert (second.progress.skipped, second.progress.step) == (len(overflows), last)
@@ -206,4 +214,4 @@ def test_other_precisions_and_older_checkpoints(tmp_path):
     assert "loss_scale" not in _metrics(tmp_path / "run")[0]
     assert _open(ALONE, tmp_path / "run").progress.loss_scale == LossScale(2.0**16)
     older = {"step": 3, "samples": 12, "tokens": 96, "loss": 2.0}
-    assert Progress.from_record(older, run.config.train) == Progress(**older)
+    assert Progress.from_record(older | {"data": {}}, 3, run.config, tmp_path) == Progress(**older)
