@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from polarlm.checkpoint import folders
 from polarlm.checkpoint.completeness import STATE, fault_of, mark_complete, write_json
-from polarlm.checkpoint.optimizer import fill_optimizer, take_optimizer
+from polarlm.checkpoint.optimizer import fill_optimizer, make_state, take_optimizer
 from polarlm.checkpoint.state import read_state
 from polarlm.checkpoint.tensors import write_tensors
 from polarlm.checkpoint.weights import fill_weights, weights_of
@@ -97,6 +97,7 @@ class Checkpoints:
             UserError: as `progress`; or the model or the optimizer has other parameters than the saved ones.
         """
         state, folder = self._state(step), folders.step_folder(self.folder, step)
+        make_state(optimizer)
         fill_weights(model, folder / "weights")
         fill_optimizer(optimizer, model, folder / "optimizer", state["optimizer"])
         return state["progress"]
