@@ -1,13 +1,11 @@
 """A run file, a preset or a run's config.yaml from a stranger: a run whose every value stands there, or one line."""
 
-import os
 import random
 
-import pytest
 import yaml
 
 from hostile.mutations import MUTANTS, REFUSED, changed_bytes, outcome_of
-from polarlm.config import UserError, default_name, dump_run, known_presets, load_run, load_run_folder, places
+from polarlm.config import default_name, dump_run, load_run, places
 
 RUN = """\
 name: demo
