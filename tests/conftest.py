@@ -9,13 +9,19 @@ import pytest
 os.environ["OMP_NUM_THREADS"] = "1"  # before anything imports torch
 os.environ["XDG_CONFIG_HOME"] = os.devnull
 
+# What a marked test needs, and whether it is here.
+MARKERS = (
+    ("gpu", lambda: _has_gpu()),
+    ("npm", lambda: shutil.which("npm")),
+    ("cluster", lambda: os.environ.get("POLARLM_MPI")),  # `make test-cluster`
+)
 NOT_RUN = pytest.StashKey[dict[str, list[str]]]()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Take out the tests of what is not here, since they are no passes; the summary below names them."""
     not_run = {}
-    for marker, is_here in (("gpu", _has_gpu), ("npm", lambda: shutil.which("npm"))):
+    for marker, is_here in MARKERS:
         marked = [item for item in items if item.get_closest_marker(marker)]
         if marked and not is_here():
             not_run[marker] = [item.nodeid for item in marked]

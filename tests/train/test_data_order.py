@@ -20,7 +20,7 @@ SEQ = 8
 SHAPE = (
     f"--model.layers 1 --model.hidden 16 --model.heads 2 --model.vocab-size 257 --train.seq-len {SEQ} "
     "--data.tokenizer bytes --data.split 1 0 0 "
-    "--train.optimizer.lr 1e-2 --checkpoint.keep-last 99"
+    "--train.optimizer.lr 1e-2 --checkpoint.keep-last 99 --checkpoint.in-background false"
 )
 
 

@@ -73,7 +73,7 @@ def _fault_of(folder: Path, with_digests: bool) -> str | None:
     if outside := next((path for path in folder.rglob("*") if path.is_symlink() and leads_outside(path, folder)), None):
         return f"{outside.relative_to(folder)} is a link that leads outside"
     try:
-        record = read_json(folder / MARK, _Mark, mend="choose another")["files"]
+        record = read_json(folder / MARK, _Mark, what="a mark", mend="choose another")["files"]
     except FileNotFoundError:
         return f"{MARK} is missing, so it was not written to its end"
     except UserError:

@@ -8,7 +8,7 @@ from pydantic import Field
 from polarlm.checkpoint.completeness import STATE
 from polarlm.config import Record, UserError, read_json
 
-_MEND = "choose another checkpoint"
+_SAYS = {"what": "what a checkpoint says of its run", "mend": "choose another checkpoint"}
 _Plain = float | int | bool | None
 
 
@@ -46,18 +46,18 @@ def read_state(folder: Path, known_format: int) -> dict[str, Any]:
     """
     path = folder / STATE
     try:
-        version = read_json(path, _Versioned, mend=_MEND)["format"]
+        version = read_json(path, _Versioned, **_SAYS)["format"]
         if version > known_format:
             raise UserError(f"{folder}: written by a later PolarLM (format {version}); update to read it")
-        return read_json(path, _State, mend=_MEND)
+        return read_json(path, _State, **_SAYS)
     except FileNotFoundError:
-        raise UserError(f"{path}: is not there; {_MEND}") from None
+        raise UserError(f"{path}: is not there; choose another checkpoint") from None
 
 
 def progress_in(folder: Path) -> dict[str, Any]:
     """The progress alone, to show; empty where it cannot be read."""
     try:
-        progress = read_json(folder / STATE, mend=_MEND)["progress"]
+        progress = read_json(folder / STATE, **_SAYS)["progress"]
     except (OSError, UserError, KeyError, TypeError):
         return {}
     return progress if isinstance(progress, dict) else {}

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from polarlm.checkpoint import folders
 from polarlm.checkpoint.completeness import STATE, digest_of, fault_of, mark_complete, write_json
-from polarlm.checkpoint.optimizer import fill_optimizer, record_of, take_optimizer
+from polarlm.checkpoint.optimizer import fill_optimizer, make_state, record_of, take_optimizer
 from polarlm.checkpoint.staging import Staging
 from polarlm.checkpoint.state import read_state
 from polarlm.checkpoint.tensors import local_part, write_tensors
@@ -179,6 +179,7 @@ class Checkpoints:
             UserError: as `progress`; or the model or the optimizer has other parameters than the saved ones.
         """
         state, folder = self._state(step), folders.step_folder(self.folder, step)
+        make_state(optimizer)
         fill_weights(model, folder / "weights")
         fill_optimizer(optimizer, model, folder / "optimizer", state["optimizer"])
         return state["progress"]

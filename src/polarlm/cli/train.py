@@ -118,10 +118,12 @@ def _train(folder: Path, config: "RunConfig") -> int:
 def _complete(config: "RunConfig") -> "RunConfig":
     """Fill in what the data and its tokenizer decide, and find out now whether they can be used."""
     from polarlm.config import default_name, with_tokenizer
-    from polarlm.data import load_tokenizer, open_split, tokenizer_of
+    from polarlm.data import check_tokenizer, load_tokenizer, open_split, tokenizer_of
 
     tokenizer = config.data.tokenizer or tokenizer_of(config.data)
-    config = with_tokenizer(config, tokenizer, load_tokenizer(tokenizer).vocab_size)
+    loaded = load_tokenizer(tokenizer)
+    check_tokenizer(config.data, loaded, tokenizer)
+    config = with_tokenizer(config, tokenizer, loaded.vocab_size)
     splits = ("train", "validation") if config.train.eval_every else ("train",)
     for split in splits:
         open_split(config.data, config.train.seq_len, config.seed, split, config.model.vocab_size)

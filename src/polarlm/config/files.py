@@ -28,11 +28,14 @@ class Record(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False, frozen=True)
 
 
-def read_json(path: Path, like: type[Record] | None = None, *, mend: str, most_bytes: int = MOST_JSON_BYTES) -> Any:
+def read_json(
+    path: Path, like: type[Record] | None = None, *, what: str, mend: str, most_bytes: int = MOST_JSON_BYTES
+) -> Any:
     """The value in a JSON file.
 
     Args:
         like: what it must be; None takes anything.
+        what: names it in the message, as in `a manifest`.
         mend: ends the message, as in `remove it`.
 
     Raises:
@@ -44,9 +47,9 @@ def read_json(path: Path, like: type[Record] | None = None, *, mend: str, most_b
         if like is not None:
             like.model_validate(value)
     except ValidationError as error:
-        raise UserError(f"{path}: {_describe(error)}; {mend}") from None
+        raise UserError(f"{path}: is not {what} ({_describe(error)}); {mend}") from None
     except ValueError as error:
-        raise UserError(f"{path}: is not JSON that can be used ({error}); {mend}") from None
+        raise UserError(f"{path}: is not {what} ({error}); {mend}") from None
     return value
 
 

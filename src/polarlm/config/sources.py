@@ -18,6 +18,7 @@ from polarlm.config.files import names_file
 
 _MOST_BYTES = 2**18
 _MOST_NODES = 10_000  # a file that grows past this by its aliases is not a configuration
+_DEEPEST = 50
 _TAG = "tag:yaml.org,2002:"
 
 
@@ -37,6 +38,19 @@ Leaves = dict[str, Value]
 
 class _Loader(yaml.SafeLoader):
     """YAML 1.2 scalars: `1e-5` is a number, `on` and `12:30` are text. Mappings, lists and scalars are all there is."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """A node with all below it, as far down as a run file goes."""
+        self._depth += 1
+        if self._depth > _DEEPEST:
+            raise yaml.YAMLError(f"nested deeper than {_DEEPEST} levels")
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
 
     def get_single_node(self) -> Any:
         """The document's root, or None; it is known by now how much its aliases stand for, and that no tag lies."""

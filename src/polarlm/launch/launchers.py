@@ -47,13 +47,12 @@ def _mpich(start: Start) -> list[str]:
 
 
 def _openmpi(start: Start) -> list[str]:
-    """Slots are counted by us, whatever the scheduler told Open MPI; it binds only when asked to."""
+    """Slots are counted by us, whatever the scheduler told Open MPI."""
     per_node = start.spread.ranks_per_node
     words = [start.program, *(["--allow-run-as-root"] if start.is_root else []), "-n", str(start.spread.world)]
     words += ["--hostfile", str(start.host_file)]
     words += ["--map-by", f"{f'ppr:{per_node}:node' if per_node else 'slot'}:OVERSUBSCRIBE"]
-    words += start.options if "--bind-to" in start.options else ["--bind-to", "none", *start.options]
-    return words + [word for name in start.names for word in ("-x", name)]
+    return [*words, *start.options] + [word for name in start.names for word in ("-x", name)]
 
 
 def _srun(start: Start) -> list[str]:

@@ -214,8 +214,9 @@ def _mpi(wanted: str | None, why: str, is_users: bool, is_dry: bool) -> _Starter
     """What is on the PATH counts, since it reads the options; what it was thought to be is only said."""
     program = find_mpi(wanted)
     if program is None:
-        if not is_dry or wanted is None:
+        if not is_dry:
             raise UserError(NO_MPI)
+        wanted = wanted or "mpich"
         return _Starter(
             wanted, "mpiexec", f"{wanted}: {why}", (f"no mpiexec is on the PATH here; written as for {wanted}",)
         )
@@ -273,13 +274,15 @@ def _options(
         bound, why = forms.get(kind, ["--bind-to", request.cpu_bind]), "--cpu-bind"
     elif is_sites and site.binding:
         bound, why = list(site.binding), f"site {site.name}"
+    elif kind == "openmpi":
+        bound, why = ["--bind-to", "none"], "else each rank with its threads gets one core, or one part of the node"
     else:
-        bound, why = [], "none"
+        bound, why = [], ""
     if kind == "srun" and not any(word.startswith("--cpus-per-task") for word in bound + options):
         cores, cores_why = _cores_per_task(allocation, started, environment)
         if cores:
             options.insert(0, f"--cpus-per-task={cores}")
-            why = f"{why}; {cores_why}"
+            why = "; ".join(filter(None, [why, cores_why]))
     words = bound + options
     return words, f"{' '.join(words)} ({why})" if words else "none: the launcher's own, and the site says nothing"
 
