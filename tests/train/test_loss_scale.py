@@ -90,6 +90,7 @@ def _is_same(some, others):
 
 
 def test_a_step_that_overflows_changes_nothing_and_the_schedule_waits(tmp_path):
+    """B38."""
     run = _open(ALONE, tmp_path / "run")
     _overflow(run, {2: 0})
     seen, look = _remember(run)
@@ -110,6 +111,7 @@ def test_a_step_that_overflows_changes_nothing_and_the_schedule_waits(tmp_path):
 
 @pytest.mark.parametrize("overflows", [{1: 0}, {1: 0, 2: 0}, {3: 0}])
 def test_resumed_right_after_skips_it_goes_on_as_if_it_had_not_stopped(tmp_path, overflows):
+    """B38: after nothing but skips, too."""
     straight = _open(ALONE, tmp_path / "straight")
     _overflow(straight, overflows)
     fit(straight)
