@@ -5,6 +5,7 @@ import os
 import random
 import shutil
 import struct
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -50,10 +51,7 @@ def _read_by_hand(prefix):
     sequences = [
         struct.unpack_from(f"<{size}{LETTERS[code]}", ids, at) for size, at in zip(sizes, pointers, strict=True)
     ]
-    return [
-        [one for sequence in sequences[first:stop] for one in sequence]
-        for first, stop in zip(documents, documents[1:], strict=False)
-    ]
+    return [[one for sequence in sequences[first:stop] for one in sequence] for first, stop in pairwise(documents)]
 
 
 def _use(prefix):

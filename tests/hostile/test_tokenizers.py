@@ -283,7 +283,7 @@ def test_a_link_out_of_a_tokenizers_folder_is_refused(kind, name, originals, tmp
     shutil.move(folder / name, tmp_path / "secret")
     (folder / name).symlink_to("../secret")
     assert outcome_of(lambda: _use(folder), folder) is REFUSED
-    with pytest.raises(UserError, match="leads to .*secret, outside of its folder"):
+    with pytest.raises(UserError, match=r"leads to .*secret, outside of its folder"):
         _use(folder)
 
 

@@ -53,7 +53,7 @@ def load_run(
     Raises:
         UserError: whatever is wrong, one line a fault, each with the field, where it was given, and the mend.
     """
-    file_leaves = from_yaml(path) if path else {}
+    file_leaves = _given(from_yaml(path)) if path else {}
     flag_leaves = from_flags(flags)
     ranks = merge(file_leaves, flag_leaves).get("parallel.ranks")
     world = ranks.value if ranks and isinstance(ranks.value, int) and ranks.value > 0 else devices
@@ -72,6 +72,13 @@ def load_run(
     config = _with_origins(leaves, resolve_layout, config, devices)
     config, raised = _with_positions(config)
     return LoadedRun(config, notes + raised)
+
+
+def _given(leaves: Leaves) -> Leaves:
+    """Without empty values, and sections whose lines are all commented out; an unknown key remains, to be refused."""
+    fields = field_paths(RunConfig)
+    known = fields.keys() | {name.rpartition(".")[0] for name in fields}
+    return {key: leaf for key, leaf in leaves.items() if leaf.value is not None or key not in known}
 
 
 def _merge_all(*sources: Leaves) -> tuple[Leaves, list[str]]:
@@ -117,7 +124,7 @@ def load_run_folder(folder: Path) -> RunConfig:
     if not path.is_file():
         raise UserError(f"{folder}: no config.yaml there, so this is not a run folder")
     check_inside(path, folder)
-    return _validate(from_yaml(path))
+    return _validate(_given(from_yaml(path)))
 
 
 def run_of(record: Any, where: Path) -> RunConfig:
