@@ -185,6 +185,8 @@ class SentencePieceTokenizer:
         sentencepiece.SetMinLogLevel(_SILENT)
         with blames(path, "is not a SentencePiece model"):
             self._engine = sentencepiece.SentencePieceProcessor(model_proto=self._content)
+            if not self._engine.vocab_size():
+                raise ValueError("it has no tokens")
             self._engine.id_to_piece(list(range(self._engine.vocab_size())))  # each is a text
         self.vocab_size = self._engine.vocab_size()
         self.eod_id = self._engine.eos_id() if self._engine.eos_id() >= 0 else None
