@@ -3,9 +3,11 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,7 +24,7 @@ if os.environ["RANK"] == "2" and "fail" in sys.argv:
     dist.destroy_process_group()
     raise ValueError("the cause")
 if "fail" in sys.argv:
-    time.sleep(120)
+    time.sleep(600)
 print(total.item(), dist.get_world_size(), flush=True)
 dist.destroy_process_group()
 """
@@ -50,6 +52,25 @@ def losses(run: Path) -> list[float]:
     return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
+def working_in(folder: Path) -> list[str]:
+    """Names of the processes whose current folder it is, but for zombies."""
+    names = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdecimal() and os.readlink(entry / "cwd") == str(folder):
+                names.append((entry / "comm").read_text().strip())
+        except OSError:  # it has gone, or is a zombie
+            continue
+    return names
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 30.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return condition()
+
+
 @pytest.mark.parametrize("mpi", ["mpich", "openmpi"])
 def test_an_all_reduce_over_four_ranks(mpi, tmp_path):
     (tmp_path / "all_reduce.py").write_text(ALL_REDUCE)
@@ -64,10 +85,22 @@ def test_l13_a_failing_rank_ends_the_job_and_its_traceback_is_shown(mpi, tmp_pat
     words = ["launch", "--launcher", mpi, "--ranks-per-node", "4", "--", sys.executable, "all_reduce.py", "fail"]
     start = time.monotonic()
     said = polarlm(tmp_path, mpi, *words)
-    assert time.monotonic() - start < 60
+    assert time.monotonic() - start < 200
     assert said.returncode == 1
     assert "ValueError: the cause" in said.stderr
     assert "error: rank 2 on " in said.stderr.splitlines()[-1]
+    assert eventually(lambda: working_in(tmp_path) == [])
+
+
+@pytest.mark.parametrize("mpi", ["mpich", "openmpi"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_l14_no_rank_outlives_its_launcher(mpi, number, tmp_path):
+    words = ["launch", "--launcher", mpi, "--ranks-per-node", "3", "--", "sleep", "300"]
+    process = subprocess.Popen([sys.executable, "-m", "polarlm", *words], cwd=tmp_path, env=environment(mpi))
+    assert eventually(lambda: working_in(tmp_path).count("sleep") == 3)
+    process.send_signal(number)
+    process.wait(timeout=60)
+    assert eventually(lambda: working_in(tmp_path) == [])
 
 
 @pytest.mark.parametrize("mpi", ["mpich", "openmpi"])
