@@ -8,36 +8,53 @@ from polarlm.launch import lock, run_folder
 from polarlm.launch.allocation import Allocation, find_allocation
 from polarlm.launch.describe import describe
 from polarlm.launch.devices import local_devices
+from polarlm.launch.facts import Folder, NodeFacts, gather_facts, look_at_folder
+from polarlm.launch.findings import Finding, clocks, examine, folder, report, same_everywhere
 from polarlm.launch.hosts import short_host_name, short_name
 from polarlm.launch.local import LISTEN_FD, check_environment, run_local
 from polarlm.launch.meeting import meet
+from polarlm.launch.nodes import call_head, on_every_node
 from polarlm.launch.prepare import Launch, available_ranks, prepare
 from polarlm.launch.ranks import Rank, rank_from
 from polarlm.launch.remote import run
 from polarlm.launch.sites import Site, known_sites, recognise, site_named
 from polarlm.launch.spread import Request
+from polarlm.launch.wire import WireError
 
 __all__ = [
     "LISTEN_FD",
     "Allocation",
+    "Finding",
+    "Folder",
     "Launch",
+    "NodeFacts",
     "Rank",
     "Request",
     "Site",
+    "WireError",
     "available_ranks",
+    "call_head",
     "check_environment",
+    "clocks",
     "describe",
+    "examine",
     "find_allocation",
+    "folder",
+    "gather_facts",
     "known_sites",
     "local_devices",
     "lock",
+    "look_at_folder",
     "meet",
+    "on_every_node",
     "prepare",
     "rank_from",
     "recognise",
+    "report",
     "run",
     "run_folder",
     "run_local",
+    "same_everywhere",
     "short_host_name",
     "short_name",
     "site_named",

@@ -18,6 +18,7 @@ from polarlm.launch import short_host_name
 from polarlm.parallel import Engine, World, be_deterministic
 from polarlm.train.environment import describe_environment
 from polarlm.train.events import EventLog
+from polarlm.train.hosts import check_hosts
 from polarlm.train.loss_scale import LossScale
 from polarlm.train.metrics import MetricsLog
 from polarlm.train.optimizer import build_optimizer
@@ -80,10 +81,12 @@ def open_run(folder: Path, config: RunConfig, world: World) -> Run:
     """Build the run of a folder, at its newest complete checkpoint if it has one, else at its beginning.
 
     Raises:
-        UserError: the data or the tokenizer cannot be used, or is not what the checkpoint was trained on.
+        UserError: the hosts do not go together; or the data or the tokenizer cannot be used, or is not what the
+            checkpoint was trained on.
     """
     if config.train.deterministic:
         be_deterministic(world.device)
+    check_hosts(folder, config, world)
     data_record = _agreed_data(config, world)
     engine = Engine(config, world)
     offloads = config.parallel.offload == "optimizer"
