@@ -267,6 +267,17 @@ def load_tokenizer(where: str | Path) -> Tokenizer:
     return HuggingFaceTokenizer(path)
 
 
+def load_run_tokenizer(run_folder: Path) -> Tokenizer:
+    """The tokenizer that a run keeps in its folder.
+
+    Raises:
+        UserError: there is none, or it is elsewhere.
+    """
+    folder = run_folder / "tokenizer"
+    check_inside(folder, run_folder)
+    return load_tokenizer(folder)
+
+
 def _find_tokenizer(path: Path) -> Path:
     """The file that decides: a tokenizer.json before GPT-2's two files before a SentencePiece model."""
     candidates = [path]

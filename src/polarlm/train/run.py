@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from polarlm.checkpoint import Checkpoints, load_weights
 from polarlm.config import RunConfig, UserError
-from polarlm.data import AnySamples, IndexedDataset, load_tokenizer, open_split, read_paths
+from polarlm.data import AnySamples, IndexedDataset, load_run_tokenizer, load_tokenizer, open_split, read_paths
 from polarlm.launch import short_host_name
 from polarlm.parallel import Engine, World, be_deterministic
 from polarlm.train.environment import describe_environment
@@ -201,7 +201,7 @@ def _open_validation(config: RunConfig, folder: Path) -> Validation | None:
         return None
     samples = open_split(config.data, config.train.seq_len, config.seed, "validation", config.model.vocab_size)
     is_text = not config.data.is_synthetic
-    token_bytes = load_tokenizer(str(folder / "tokenizer")).token_bytes() if is_text else None
+    token_bytes = load_run_tokenizer(folder).token_bytes() if is_text else None
     sources = _scored_sources(config)
     return Validation(samples, config.train.eval_samples, token_bytes, config.data.mask_documents, sources)
 
