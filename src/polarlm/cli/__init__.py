@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("polarlm.cli.train", "train a model as a run file says, or go on with a run"),
     "launch": ("polarlm.cli.launch", "run any program on every node of a job, or show how that would be done"),
     "sites": ("polarlm.cli.sites", "list the machines that are known, and what each wants"),
+    "env": ("polarlm.cli.env", "make a Python environment on top of a site's own; copy it to every node of a job"),
     "doctor": ("polarlm.cli.doctor", "look for what is wrong with this machine, or with every node of a job"),
     "selftest": ("polarlm.cli.selftest", "train, save and resume a tiny model here, and say what works"),
     "verify": ("polarlm.cli.verify", "prove here that every layout computes what one process does"),

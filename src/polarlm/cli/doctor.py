@@ -68,7 +68,7 @@ def _on_nodes(request: "Request", scheduler: str | None) -> "list[Finding]":
         sign.touch()
         words = ["--sign", str(sign), *(f"{purpose}={path}" for purpose, path in _folders().items()), "--", *_probe()]
         hosts, code = on_every_node(
-            "polarlm.launch.node_facts", words, request, os.environ, Path(name) / "logs", attend
+            "polarlm.launch.node_facts", words, request, os.environ, Path(name) / "logs", lambda hosts: attend
         )
     absent = [
         Finding(

@@ -8,6 +8,9 @@ from polarlm.launch import lock, run_folder
 from polarlm.launch.allocation import Allocation, find_allocation
 from polarlm.launch.describe import describe
 from polarlm.launch.devices import local_devices
+from polarlm.launch.distribution import Distribution, Outcome
+from polarlm.launch.environments import create as create_environment
+from polarlm.launch.environments import describe_plan, plan_environment
 from polarlm.launch.facts import Folder, NodeFacts, gather_facts, look_at_folder
 from polarlm.launch.findings import Finding, clocks, examine, folder, report, same_everywhere
 from polarlm.launch.hosts import short_host_name, short_name
@@ -24,10 +27,12 @@ from polarlm.launch.wire import WireError
 __all__ = [
     "LISTEN_FD",
     "Allocation",
+    "Distribution",
     "Finding",
     "Folder",
     "Launch",
     "NodeFacts",
+    "Outcome",
     "Rank",
     "Request",
     "Site",
@@ -36,7 +41,9 @@ __all__ = [
     "call_head",
     "check_environment",
     "clocks",
+    "create_environment",
     "describe",
+    "describe_plan",
     "examine",
     "find_allocation",
     "folder",
@@ -47,6 +54,7 @@ __all__ = [
     "look_at_folder",
     "meet",
     "on_every_node",
+    "plan_environment",
     "prepare",
     "rank_from",
     "recognise",

@@ -18,7 +18,7 @@ from polarlm.launch.prepare import Launch, prepare
 from polarlm.launch.ranks import rank_from
 from polarlm.launch.remote import run
 from polarlm.launch.spread import Request
-from polarlm.launch.wire import Gate, Wire, connect
+from polarlm.launch.wire import Gate, Wire, WireError, connect
 
 __all__ = ["call_head", "on_every_node"]
 
@@ -28,14 +28,20 @@ Attend = Callable[[str, dict[str, Any], Wire], None]
 
 
 def on_every_node(
-    module: str, words: list[str], request: Request, environment: Mapping[str, str], logs: Path, attend: Attend
+    module: str,
+    words: list[str],
+    request: Request,
+    environment: Mapping[str, str],
+    logs: Path,
+    begin: Callable[[list[str]], Attend],
 ) -> tuple[list[str], int]:
     """Run a module once on every host, and hear what each says.
 
     Args:
         module, words: `python -m module words...`, whose first act is `call_head`.
         logs: a folder that all hosts share.
-        attend: called with (the host's name in the list of hosts, what it said first, the wire), in a thread for each.
+        begin: called with the hosts' names before anything starts; what it gives is called for each host, in a thread,
+            with (its name in the list of hosts, what it said first, the wire).
 
     Returns:
         the hosts' names, and the launcher's exit code.
@@ -46,10 +52,10 @@ def on_every_node(
     command = [sys.executable, "-m", module, *words]
     request = replace(request, ranks_per_node=1)
     key = secrets.token_bytes(32)
-    names: list[str] = []
+    placed = prepare(command, request, environment, logs)
+    names = _names(placed)
+    attend = begin(names)
     with Gate(key, lambda wire: _attend(wire, names, attend)) as gate:
-        placed = prepare(command, request, environment, logs)
-        names += _names(placed)
         addresses = [host.address for host in placed.spread.hosts]
         whole = {**environment, HEAD: f"{own_address_towards(addresses)}:{gate.port}", KEY: key.hex()}
         # Once more, for the launchers that forward a variable only when they are told its name.
@@ -73,7 +79,10 @@ def call_head(about: dict[str, Any]) -> Wire:
 
 
 def _attend(wire: Wire, names: list[str], attend: Attend) -> None:
-    first = wire.receive()
+    try:
+        first = wire.receive()
+    except WireError:  # gone before it said who it is
+        return
     own = short_name(first.pop("host"))
     rank = first.pop("rank")
     attend(own if own in names else names[rank], first, wire)

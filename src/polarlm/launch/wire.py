@@ -35,6 +35,7 @@ class Wire:
             role: `gate` or `caller`, so that no side's proof can be sent back to it as the other's.
         """
         self._socket = connected
+        self.peer: str = connected.getpeername()[0]  # the other side's address
         self._reader = connected.makefile("rb")
         connected.settimeout(PATIENCE_S)
         with self._as_wire_error():
@@ -61,17 +62,18 @@ class Wire:
             self.send({"bytes": os.fstat(file.fileno()).st_size})
             self._socket.sendfile(file)
 
-    def receive_file(self, path: Path, patience_s: float = PATIENCE_S) -> None:
+    def receive_file(self, path: Path, check_room: Callable[[int], None] | None = None) -> None:
         """Write what `send_file` sends.
 
         Args:
-            patience_s: how long to wait for a next piece.
+            check_room: called with its length before anything is written.
 
         Raises:
             OSError: it cannot be written here.
         """
-        left = self.receive(patience_s)["bytes"]
-        self._socket.settimeout(patience_s)
+        left = self.receive()["bytes"]
+        if check_room:
+            check_room(left)
         with path.open("wb") as file:
             while left:
                 with self._as_wire_error():
