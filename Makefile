@@ -12,7 +12,7 @@ READY := $(VENV)/.ready
 .PHONY: help quickstart test test-cluster check bench
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s%s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s%s\n", $$1, $$2 }' Makefile
 
 quickstart: $(READY) ## from text to a model that writes, in a few minutes
 	@$(BIN)/polarlm quickstart
