@@ -5,6 +5,7 @@ import json
 import logging
 import os
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -109,16 +110,21 @@ def open_run(folder: Path, config: RunConfig, world: World) -> Run:
     offloads = config.parallel.offload == "optimizer"
     optimizer = build_optimizer(engine.model, config.train.optimizer, in_host_memory=offloads)
     checkpoints = Checkpoints(folder / "checkpoints", config.checkpoint.keep_last, world)
-    progress = _resume(checkpoints, engine, optimizer, data_record)
+    environment = describe_environment(config.parallel, world)
+    with ExitStack() as opened:
+        events = None
+        if world.is_first:
+            _write_json(folder / "environment.json", environment)
+            # It hears of the checkpoints that are passed over, too.
+            events = EventLog(folder / "events.jsonl")
+            opened.callback(events.close)
+        progress = _resume(checkpoints, engine, optimizer, data_record)
+        opened.pop_all()
     if progress is None:
         progress = Progress()
         if config.train.init_from:
             load_weights(Path(config.train.init_from), engine.model)
-    environment = describe_environment(config.parallel, world)
-    events = None
-    if world.is_first:
-        _write_json(folder / "environment.json", environment)
-        events = EventLog(folder / "events.jsonl")
+    if events:
         events.step = progress.step
     return Run(
         folder=folder,
