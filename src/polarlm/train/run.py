@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
-from polarlm.checkpoint import Checkpoints, load_weights
+from polarlm.checkpoint import Checkpoints, load_weights, saved_checkpoints
 from polarlm.config import RunConfig, TrainConfig, UserError
 from polarlm.data import AnySamples, IndexedDataset, load_tokenizer, open_split, read_paths
 from polarlm.launch import short_host_name
@@ -103,12 +104,14 @@ def open_run(folder: Path, config: RunConfig, world: World) -> Run:
     """Build the run of a folder, at its newest complete checkpoint if it has one, else at its beginning.
 
     Raises:
-        UserError: the data or the tokenizer cannot be used, or is not what the checkpoint was trained on.
+        UserError: the data or the tokenizer cannot be used, or is not what the checkpoint was trained on; no checkpoint
+            can be written, or none that is there can be used.
     """
     data_record = _agreed_data(config, world)
     engine = Engine(config, world)
     offloads = config.parallel.offload == "optimizer"
     optimizer = build_optimizer(engine.model, config.train.optimizer, in_host_memory=offloads)
+    _check_writable(folder / "checkpoints", world)
     checkpoints = Checkpoints(folder / "checkpoints", config.checkpoint.keep_last, world)
     environment = describe_environment(config.parallel, world)
     with ExitStack() as opened:
@@ -154,6 +157,7 @@ def _resume(
 ) -> Progress | None:
     step = checkpoints.newest()
     if step is None:
+        _check_nothing_saved(checkpoints)
         return None
     saved_data = checkpoints.progress(step)["data"]
     for name, digest in data_record.items():
@@ -168,6 +172,38 @@ def _resume(
     for group, own in zip(optimizer.param_groups, numbers, strict=True):
         group.update(own)
     return Progress.from_record(record)
+
+
+def _check_writable(folder: Path, world: World) -> None:
+    """Find out before the first step, and not at the first save, whether there can be checkpoints.
+
+    Raises:
+        UserError: the folder cannot be written.
+    """
+    fault = None
+    if world.is_first:
+        try:
+            folder.mkdir(exist_ok=True)
+            TemporaryDirectory(prefix=".trial-", dir=folder).cleanup()
+        except OSError as error:
+            fault = error.strerror
+    if fault := world.from_first(fault):
+        raise UserError(f"{folder}: cannot be written ({fault}); mend that, and go on with --resume")
+
+
+def _check_nothing_saved(checkpoints: Checkpoints) -> None:
+    """Where every checkpoint is damaged, do not begin again as if there had been none.
+
+    Raises:
+        UserError: names them.
+    """
+    world, run_folder = checkpoints.world, checkpoints.folder.parent
+    names = world.from_first([saved.folder.name for saved in saved_checkpoints(run_folder)] if world.is_first else [])
+    if names:
+        raise UserError(
+            f"{checkpoints.folder}: none of the checkpoints there ({', '.join(names)}) is as it was written; bring one "
+            "back, or move them away to begin again"
+        )
 
 
 def _record_data(config: RunConfig) -> dict[str, Any]:
