@@ -18,8 +18,8 @@ from ranks import run_ranks
 ALONE = World(0, 1, Device(torch.device("cpu")))
 SEQ = 8
 SHAPE = (
-    f"--model.layers 1 --model.hidden 16 --model.heads 2 --model.vocab-size 257 --train.seq-len {SEQ} --data.tokenizer bytes --data.split 1 0 0 "
-    "--train.optimizer.lr 1e-2 --checkpoint.keep-last 99"
+    f"--model.layers 1 --model.hidden 16 --model.heads 2 --model.vocab-size 257 --train.seq-len {SEQ} "
+    "--data.tokenizer bytes --data.split 1 0 0 --train.optimizer.lr 1e-2 --checkpoint.keep-last 99"
 )
 
 
