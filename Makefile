@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test check bench
+.PHONY: help quickstart test faults check bench
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s%s\n", $$1, $$2 }' Makefile
@@ -19,6 +19,11 @@ quickstart: $(READY) ## from text to a model that writes, in a few minutes
 
 test: $(READY) ## every test
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests
+
+KILLS ?= 50
+
+faults: $(READY) ## every fault and 50 kills (or KILLS=200); prints the table of docs/reliability.md
+	@POLARLM_KILLS=$(KILLS) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/faults
 
 check: $(READY) ## style, format and types
 	@$(BIN)/ruff check .
