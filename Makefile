@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-cluster check bench
+.PHONY: help quickstart test test-cluster faults check bench
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s%s\n", $$1, $$2 }' Makefile
@@ -28,6 +28,11 @@ test-cluster: $(READY) ## real MPI launchers, two network namespaces
 	    $(BIN)/python -m pip --python $(VENV)/mpi/$$mpi/bin/python install --quiet --disable-pip-version-check $$mpi; \
 	  } || exit; done
 	@POLARLM_MPI=$(abspath $(VENV))/mpi OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/cluster
+
+KILLS ?= 50
+
+faults: $(READY) ## every fault and 50 kills (or KILLS=200); prints the table of docs/reliability.md
+	@POLARLM_KILLS=$(KILLS) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/faults
 
 check: $(READY) ## style, format and types
 	@$(BIN)/ruff check .
