@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "data": ("polarlm.cli.data", "turn text into token ids, and look at them"),
     "layout": ("polarlm.cli.layout", "show how a run will lie over its ranks"),
     "train": ("polarlm.cli.train", "train a model as a run file says, or go on with a run"),
+    "submit": ("polarlm.cli.submit", "hand a run to PBS or Slurm, as one job or a chain of them"),
     "launch": ("polarlm.cli.launch", "run any program on every node of a job, or show how that would be done"),
     "sites": ("polarlm.cli.sites", "list the machines that are known, and what each wants"),
     "env": ("polarlm.cli.env", "make a Python environment on top of a site's own; copy it to every node of a job"),
