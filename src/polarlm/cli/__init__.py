@@ -25,6 +25,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "layout": ("polarlm.cli.layout", "show how a run will lie over its ranks"),
     "train": ("polarlm.cli.train", "train a model as a run file says, or go on with a run"),
     "submit": ("polarlm.cli.submit", "hand a run to PBS or Slurm, as one job or a chain of them"),
+    "jobs": ("polarlm.cli.jobs", "show what became of the jobs of the runs here"),
+    "logs": ("polarlm.cli.logs", "show or follow what the ranks of a run wrote"),
     "launch": ("polarlm.cli.launch", "run any program on every node of a job, or show how that would be done"),
     "sites": ("polarlm.cli.sites", "list the machines that are known, and what each wants"),
     "env": ("polarlm.cli.env", "make a Python environment on top of a site's own; copy it to every node of a job"),

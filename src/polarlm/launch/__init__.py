@@ -16,9 +16,11 @@ from polarlm.launch.facts import Folder, NodeFacts, gather_facts, look_at_folder
 from polarlm.launch.findings import Finding, clocks, examine, folder, report, same_everywhere
 from polarlm.launch.hosts import short_host_name, short_name
 from polarlm.launch.job_script import job_script
+from polarlm.launch.job_table import job_table
 from polarlm.launch.jobs import write_job_event
 from polarlm.launch.lead import lead_time
 from polarlm.launch.local import LISTEN_FD, check_environment, run_local
+from polarlm.launch.logs import follow, rank_logs, tail
 from polarlm.launch.meeting import meet
 from polarlm.launch.nodes import call_head, on_every_node
 from polarlm.launch.prepare import Launch, available_ranks, prepare
@@ -55,8 +57,10 @@ __all__ = [
     "examine",
     "find_allocation",
     "folder",
+    "follow",
     "gather_facts",
     "job_script",
+    "job_table",
     "known_sites",
     "lead_time",
     "local_devices",
@@ -67,6 +71,7 @@ __all__ = [
     "plan_environment",
     "prepare",
     "rank_from",
+    "rank_logs",
     "recognise",
     "report",
     "run",
@@ -76,5 +81,6 @@ __all__ = [
     "short_host_name",
     "short_name",
     "site_named",
+    "tail",
     "write_job_event",
 ]
