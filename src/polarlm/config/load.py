@@ -100,8 +100,19 @@ def _merge_all(*sources: Leaves) -> tuple[Leaves, list[str]]:
         if preset and fields and (before is None or before.value != preset.value):
             notes.append(f"the preset {preset.value} replaces {', '.join(fields)} ({merged[fields[0]].origin})")
             merged = {key: leaf for key, leaf in merged.items() if key not in fields}
+        if _divides_anew(merged, source):
+            stands = f"train.global_batch_size ({merged['train.global_batch_size'].origin}) stands"
+            notes.append(f"{stands}, and train.gradient_accumulation_steps follows from it")
+            del merged["train.gradient_accumulation_steps"]
         merged = merge(merged, source)
     return merged, notes
+
+
+def _divides_anew(merged: Leaves, source: Leaves) -> bool:
+    """Whether the batch is said twice, as in a run's own config.yaml, and a later source divides it otherwise."""
+    batch = {"train.global_batch_size", "train.gradient_accumulation_steps"}
+    divisors = [key for key in source if key.startswith("parallel.") or key == "train.micro_batch_size"]
+    return bool(divisors) and batch <= merged.keys() and not batch & source.keys()
 
 
 def _is_endless(leaves: Leaves) -> bool:
