@@ -24,6 +24,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "data": ("polarlm.cli.data", "turn text into token ids, and look at them"),
     "layout": ("polarlm.cli.layout", "show how a run will lie over its ranks"),
     "train": ("polarlm.cli.train", "train a model as a run file says, or go on with a run"),
+    "launch": ("polarlm.cli.launch", "run any program on every node of a job, or show how that would be done"),
+    "sites": ("polarlm.cli.sites", "list the machines that are known, and what each wants"),
     "verify": ("polarlm.cli.verify", "prove here that every layout computes what one process does"),
     "generate": ("polarlm.cli.generate", "let a trained model write"),
     "checkpoint": ("polarlm.cli.checkpoint", "list, check and thin out a run's checkpoints; export weights"),

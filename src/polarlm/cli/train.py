@@ -31,11 +31,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Check everything, start the ranks, and at the end draw and sum up what they did."""
     from polarlm.config import UserError, dump_run, load_run
-    from polarlm.launch import check_environment, local_devices, lock, rank_from, run_local
+    from polarlm.launch import lock
     from polarlm.report import describe_layout
 
-    if rank_from(os.environ):
-        raise UserError("RANK: another launcher has started this process, but PolarLM starts its own ranks; unset RANK")
+    _refuse_to_be_a_rank()
     is_folder = arguments.run is not None and arguments.run.is_dir()
     if is_folder and not (arguments.run / "config.yaml").exists():
         raise UserError(f"{arguments.run}: no config.yaml there, so this is not a run folder; give one, or a run file")
@@ -43,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.run / "config.yaml" if is_folder else arguments.run,
         environment=os.environ,
         flags=arguments.config_flags,
-        devices=local_devices(),
+        devices=_ranks_there_are(),
     )
     config = _complete(loaded.config)
     for note in loaded.notes:
@@ -52,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(dump_run(config), end="")
         return 0
 
-    check_environment(os.environ)
+    _check_launch(config)
     folder = (arguments.run if is_folder else _find_run(config)) if arguments.resume else None
     if folder is None and config.train.init_from:
         _check_weights(config)
@@ -65,12 +64,55 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"{folder}: {_introduce(config)}", flush=True)
         if config.parallel.ranks > 1:
             print(describe_layout(config), flush=True)
-        code = run_local(
-            [sys.executable, "-m", "polarlm.cli.rank", str(folder)], config.parallel.ranks, folder / "logs", os.environ
-        )
+        code = _train(folder, config)
     if code == 0:
         _conclude(folder)
     return code
+
+
+def _refuse_to_be_a_rank() -> None:
+    """One of several processes of someone else's launcher would start every rank once more."""
+    from polarlm.config import UserError
+    from polarlm.launch import rank_from
+
+    place = rank_from(os.environ)
+    if place and (place.world > 1 or os.environ.get("RANK")):
+        raise UserError(
+            f"RANK: another launcher has started this process, as rank {place.rank} of {place.world}, but PolarLM "
+            "starts its own ranks, on every node of a job: run `polarlm train` without a launcher, or unset RANK"
+        )
+
+
+def _ranks_there_are() -> int:
+    """The ranks of a run that says no number: a device each, of every node of the job, else of this machine."""
+    from polarlm.launch import Request, available_ranks
+
+    return available_ranks(Request(), os.environ)
+
+
+def _check_launch(config: "RunConfig") -> None:
+    """Find out before anything is made whether these ranks can be started."""
+    from polarlm.launch import Request, check_environment, prepare
+
+    launch = prepare([], Request(ranks=config.parallel.ranks), os.environ, Path())
+    if launch.kind == "local":
+        check_environment(os.environ)
+    for warning in launch.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+
+
+def _train(folder: Path, config: "RunConfig") -> int:
+    """The ranks of this machine, or of the job's nodes."""
+    from polarlm.launch import Request, prepare, run_local
+    from polarlm.launch import run as run_launch
+
+    command = [sys.executable, "-m", "polarlm.cli.rank", str(folder)]
+    logs = (folder / "logs").resolve()
+    launch = prepare(command, Request(ranks=config.parallel.ranks), os.environ, logs)
+    if launch.kind == "local":
+        return run_local(command, launch.spread.world, folder / "logs", os.environ)
+    print(f"on {', '.join(host.name for host in launch.spread.hosts)}: {dict(launch.reasons)['launcher']}", flush=True)
+    return run_launch(launch, logs, os.environ)
 
 
 def _complete(config: "RunConfig") -> "RunConfig":

@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Try them; 1 if one is not right, or none could be tried: then nothing is proven."""
-    from polarlm.launch import rank_from
+    from polarlm.launch import meet, rank_from
     from polarlm.verify import Task, choose_layouts
 
     layouts = choose_layouts(arguments.layouts)
@@ -45,6 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     _refuse_axes(arguments.config_flags)
     _check_models(arguments.config_flags)
     place = rank_from(os.environ)
+    place = place and meet(place, os.environ)
     task = Task(
         layouts=[layout.name for layout in layouts],
         flags=arguments.config_flags,

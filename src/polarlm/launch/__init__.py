@@ -5,19 +5,40 @@
 """
 
 from polarlm.launch import lock, run_folder
+from polarlm.launch.allocation import Allocation, find_allocation
+from polarlm.launch.describe import describe
+from polarlm.launch.devices import local_devices
 from polarlm.launch.hosts import short_host_name, short_name
 from polarlm.launch.local import LISTEN_FD, check_environment, run_local
-from polarlm.launch.ranks import Rank, local_devices, rank_from
+from polarlm.launch.meeting import meet
+from polarlm.launch.prepare import Launch, available_ranks, prepare
+from polarlm.launch.ranks import Rank, rank_from
+from polarlm.launch.remote import run
+from polarlm.launch.sites import Site, known_sites, recognise, site_named
+from polarlm.launch.spread import Request
 
 __all__ = [
     "LISTEN_FD",
+    "Allocation",
+    "Launch",
     "Rank",
+    "Request",
+    "Site",
+    "available_ranks",
     "check_environment",
+    "describe",
+    "find_allocation",
+    "known_sites",
     "local_devices",
     "lock",
+    "meet",
+    "prepare",
     "rank_from",
+    "recognise",
+    "run",
     "run_folder",
     "run_local",
     "short_host_name",
     "short_name",
+    "site_named",
 ]

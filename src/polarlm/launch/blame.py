@@ -3,10 +3,26 @@
 import re
 import signal
 from collections.abc import Sequence
-
-from polarlm.launch.process import RankProcess
+from pathlib import Path
+from typing import Protocol, TypeVar
 
 __all__ = ["choose_cause", "explain", "explain_hang", "hangs"]
+
+
+class Ended(Protocol):
+    """A rank that may have ended, here or on another machine."""
+
+    rank: int
+    host: str
+    log: Path
+    code: int | None
+    ended_at: float
+
+    def logged(self) -> list[str]:
+        """Lines it wrote to its log since it started."""
+
+
+R = TypeVar("R", bound=Ended)
 
 USER_ERROR = 2
 SHOWN_LINES = 60
@@ -22,14 +38,14 @@ LOST_PEER = re.compile(
 )
 
 
-def choose_cause(processes: Sequence[RankProcess]) -> RankProcess:
+def choose_cause(processes: Sequence[R]) -> R:
     """Return the first rank that failed, passing over those that only lost the connection to a peer."""
     failed = sorted((process for process in processes if process.code), key=lambda process: process.ended_at)
     causes = (process for process in failed if not LOST_PEER.search(_last_exception(process.logged())))
     return next(causes, failed[0])
 
 
-def explain(process: RankProcess) -> str:
+def explain(process: Ended) -> str:
     """Return what to show of a failed rank: a user's mistake as its one line, else the end of its log."""
     lines = [RANK_PREFIX.sub("", line) for line in process.logged()]
     if process.code == USER_ERROR:
@@ -69,12 +85,12 @@ THREAD = re.compile(r"^(Current thread|Thread) 0x")
 FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
 
 
-def hangs(process: RankProcess) -> bool:
+def hangs(process: Ended) -> bool:
     """Whether a rank has ended because a step took too long."""
     return bool(process.code) and any(HANG.match(line) for line in process.logged())
 
 
-def explain_hang(processes: Sequence[RankProcess]) -> str:
+def explain_hang(processes: Sequence[Ended]) -> str:
     """One line that says which ranks were where."""
     ranks: dict[str, list[int]] = {}
     for process in processes:
@@ -87,7 +103,7 @@ def explain_hang(processes: Sequence[RankProcess]) -> str:
     )
 
 
-def _whereabouts(process: RankProcess) -> str:
+def _whereabouts(process: Ended) -> str:
     """Where the main thread of a rank stood: its innermost call, and the innermost one of ours."""
     lines = process.logged()
     starts = [number for number, line in enumerate(lines) if HANG.match(line)]

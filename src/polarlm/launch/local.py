@@ -4,19 +4,16 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 from polarlm.config import UserError
-from polarlm.launch import guard
 from polarlm.launch.blame import choose_cause, explain, explain_hang, hangs
 from polarlm.launch.process import RankProcess
+from polarlm.launch.watcher import caught_signals, guarded
 
 __all__ = ["LISTEN_FD", "check_environment", "run_local"]
 
@@ -44,7 +41,7 @@ def run_local(command: list[str], ranks: int, log_folder: Path, environment: Map
     """
     log_folder.mkdir(parents=True, exist_ok=True)
     started: list[RankProcess] = []
-    with _caught_signals() as arrived, _guarded() as guard_input:
+    with caught_signals() as arrived, guarded() as guard_input:
         try:
             for process in _start(command, ranks, log_folder, environment):
                 started.append(process)
@@ -162,33 +159,6 @@ def _wait(processes: list[RankProcess], seconds: float, arrived: deque[int]) -> 
     deadline = time.monotonic() + seconds
     while None in [process.poll() for process in processes] and time.monotonic() < deadline and not arrived:
         time.sleep(POLL_S)
-
-
-@contextmanager
-def _caught_signals() -> Iterator[deque[int]]:
-    """Collect the signals that ask a run to stop, instead of dying of them."""
-    arrived: deque[int] = deque()
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-    before = {number: signal.signal(number, lambda number, _: arrived.append(number)) for number in numbers}
-    try:
-        yield arrived
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextmanager
-def _guarded() -> Iterator[IO[str]]:
-    """Have `guard.py` wait beside us, so that even our own SIGKILL leaves no rank; yields where to name the ranks."""
-    program = [sys.executable, "-I", "-S", guard.__file__]
-    waiting = subprocess.Popen(
-        program, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, start_new_session=True
-    )
-    assert waiting.stdin
-    try:
-        yield waiting.stdin
-    finally:
-        waiting.communicate("done\n")
 
 
 def _cores() -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 from polarlm.launch.hosts import short_host_name
 from polarlm.launch.run_folder import log_name
 
-__all__ = ["RankProcess"]
+__all__ = ["RankProcess", "end_group"]
 
 
 class RankProcess:
@@ -57,7 +57,7 @@ class RankProcess:
         if self.code is None and (code := self._process.poll()) is not None:
             self.code = code if code >= 0 else 128 - code
             self.ended_at = time.monotonic()
-            self._kill_group()
+            end_group(self.pid)
         return self.code
 
     def send(self, number: int) -> None:
@@ -68,7 +68,7 @@ class RankProcess:
     def end(self) -> None:
         """Kill what is left of it, and wait for that."""
         if self.poll() is None:
-            self._kill_group()
+            end_group(self.pid)
             self._process.wait()
 
     def logged(self) -> list[str]:
@@ -77,6 +77,8 @@ class RankProcess:
             log.seek(self._log_start)
             return log.read().decode(errors="replace").splitlines()
 
-    def _kill_group(self) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # the latter is macOS's word for a dead group
-            os.killpg(self.pid, signal.SIGKILL)
+
+def end_group(group: int) -> None:
+    """Kill what is left of a process group."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # the latter is macOS's word for a dead group
+        os.killpg(group, signal.SIGKILL)

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from polarlm.config import UserError, load_run_folder
-from polarlm.launch import LISTEN_FD, Rank, rank_from
+from polarlm.launch import LISTEN_FD, Rank, meet, rank_from
 from polarlm.parallel import join_world
 from polarlm.train.loop import fit
 from polarlm.train.run import open_run
@@ -23,9 +23,9 @@ def main(after_save: AfterSave | None = None) -> int:
     """Join the other ranks, train, and part; 2 for a user's mistake. For `after_save` see `fit`."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
     folder = Path(sys.argv[1])
-    place = rank_from(os.environ) or Rank(0, 1, 0, 1, None, None)
     listen_fd = os.environ.get(LISTEN_FD)
     try:
+        place = meet(rank_from(os.environ) or Rank(0, 1, 0, 1, None, None), os.environ)
         with join_world(
             place.rank,
             place.world,

@@ -37,8 +37,8 @@ class Meetings:
         if place is not None and place.world > 1:
             torchrun_listens = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
             self._board = dist.TCPStore(
-                place.master_addr or "127.0.0.1",
-                place.master_port or 29500,
+                place.master_addr,
+                place.master_port,
                 is_master=place.rank == 0 and not torchrun_listens,
                 wait_for_workers=False,
             )
@@ -52,7 +52,7 @@ class Meetings:
         """The seats of this process in the next layout's world; every process calls, and some get none."""
         self._close()
         self._count += 1
-        address = "127.0.0.1" if self._board is None else self._place.master_addr or "127.0.0.1"
+        address = "127.0.0.1" if self._board is None else self._place.master_addr
         port = self._open() if self.is_first else int(self._board.get(f"{_PREFIX} port {self._count}"))
         if self.is_first and self._board is not None:
             self._board.set(f"{_PREFIX} port {self._count}", str(port))
