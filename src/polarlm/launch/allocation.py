@@ -14,8 +14,9 @@ from pathlib import Path
 from polarlm.config import UserError
 from polarlm.launch.hostlist import Host, expand_nodelist, expand_tasks, merge_hosts, parse_hosts, read_host_file
 from polarlm.launch.hosts import short_host_name, short_name
+from polarlm.launch.network import own_addresses
 
-__all__ = ["Allocation", "find_allocation"]
+__all__ = ["Allocation", "find_allocation", "is_this_machine"]
 
 PBS_FILES = Path("/var/spool/pbs/aux")  # where PBS puts each job's node file, named by the whole job id
 
@@ -47,13 +48,17 @@ class Allocation:
     @property
     def is_here(self) -> bool:
         """Whether the first host, where the ranks meet, is this machine."""
-        first = short_name(self.hosts[0].address)
-        return first in (short_host_name(), "localhost", "127.0.0.1", "::1")
+        return is_this_machine(self.hosts[0])
 
     @property
     def uneven(self) -> bool:
         """Whether the hosts have different numbers of slots."""
         return len({host.slots for host in self.hosts}) > 1
+
+
+def is_this_machine(host: Host) -> bool:
+    """Whether a list means this machine, by its name or an address of its own."""
+    return short_name(host.address) in ("localhost", short_host_name()) or host.address in {"::1", *own_addresses()}
 
 
 def find_allocation(

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from polarlm.config import UserError
 
-__all__ = ["check_port", "free_port", "interface_to", "is_loopback", "master_address", "port_of_job"]
+__all__ = ["check_port", "free_port", "interface_to", "is_loopback", "master_address", "own_addresses", "port_of_job"]
 
 # Above what systems reserve, and below the ports Linux gives to outgoing connections (32768 and up).
 FIRST_PORT, PORTS = 15000, 15000
@@ -59,6 +59,11 @@ def master_address(addresses: Sequence[str], is_here: bool) -> tuple[str, str]:
         if own and not is_loopback(own):
             return own, f"this machine's address towards {other}, since {first} means loopback here"
     return first, "the first host; it means loopback here, and no way to the others was found: set MASTER_ADDR"
+
+
+def own_addresses() -> set[str]:
+    """The IPv4 addresses of this machine."""
+    return set(_interfaces())
 
 
 def interface_to(address: str) -> str | None:

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polarlm.config import UserError
-from polarlm.launch.allocation import Allocation
+from polarlm.launch.allocation import Allocation, is_this_machine
 from polarlm.launch.devices import local_devices
 from polarlm.launch.hostlist import Host
-from polarlm.launch.hosts import short_host_name, short_name
 from polarlm.launch.sites import Site
 
 __all__ = ["Request", "Spread", "count_devices", "spread"]
@@ -57,8 +56,7 @@ def count_devices(
         return request.devices_per_node, "--devices-per-node"
     if allocation.devices_per_node is not None:
         return allocation.devices_per_node, f"{allocation.scheduler} says"
-    here = {short_host_name(), "localhost", "127.0.0.1"}
-    is_node = any(short_name(host.address) in here for host in allocation.hosts)
+    is_node = any(map(is_this_machine, allocation.hosts))
     if is_node and (found := local_devices(environment)):
         return found, "found on this node"
     is_alone = is_node and allocation.scheduler is None and len(allocation.hosts) == 1
