@@ -27,6 +27,8 @@ train:
 """
 
 POLARLM = (sys.executable, "-m", "polarlm")
+RANK = (sys.executable, "-m", "polarlm.cli.rank")
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 ALLREDUCE = (sys.executable, str(Path(__file__).with_name("allreduce.py")))
 
 

