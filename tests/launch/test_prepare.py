@@ -202,10 +202,10 @@ def test_l19_a_set_address_and_port_are_kept(job, program):
 
 def test_what_the_user_set_is_kept_and_said(job, program):
     program("mpiexec", PALS)
-    said = launch(job("x3001 x3002") | {"NCCL_NET": "Socket"})
-    assert "NCCL_NET" in said.kept
-    assert all(each.name != "NCCL_NET" for each in said.settings)
-    assert said.environment({"NCCL_NET": "Socket"})["NCCL_NET"] == "Socket"
+    said = launch(job("x3001 x3002") | {"NCCL_CROSS_NIC": "0"})
+    assert "NCCL_CROSS_NIC" in said.kept
+    assert all(each.name != "NCCL_CROSS_NIC" for each in said.settings)
+    assert said.environment({"NCCL_CROSS_NIC": "0"})["NCCL_CROSS_NIC"] == "0"
 
 
 # L21, L22
