@@ -22,7 +22,7 @@ SelectTypeParameters=CR_Core
 SchedulerType=sched/backfill
 SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=100000,bf_interval=1
 MpiDefault=none
-ReturnToService=2
+ReturnToService=0
 SwitchType=switch/none
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
@@ -103,7 +103,19 @@ class Job:
         assert match, shown
         return match[1]
 
-    def wait(self, timeout: float = 120) -> str:
+    def nodes(self) -> list[str]:
+        """The nodes it runs on, or ran on last."""
+        return self.slurm.run("scontrol", "show", "hostnames", self.field("NodeList")).split()
+
+    def start_now(self) -> None:
+        """Let it start, once it is waiting: Slurm keeps a requeued job back for two minutes."""
+        deadline = time.monotonic() + _PATIENCE_S
+        while (state := self.field("JobState")) != "PENDING":
+            assert time.monotonic() < deadline, f"job {self.number} is {state}"
+            time.sleep(0.2)
+        self.slurm.run("scontrol", "update", f"jobid={self.number}", "starttime=now")
+
+    def wait(self, timeout: float = 300) -> str:
         """Return its state once it has ended."""
         deadline = time.monotonic() + timeout
         while (state := self.field("JobState")) not in _ENDED:
