@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def working_in(folder: Path, *words: str, rank: int | None = None) -> list[int]:
-    """Process ids of those whose current folder it is, whose command line has these words, and that are that rank."""
+    """Ids of the processes whose current folder it is; of those alone whose command line begins so, or of one rank."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -16,7 +16,7 @@ def working_in(folder: Path, *words: str, rank: int | None = None) -> list[int]:
         except OSError:  # it has ended
             continue
         is_rank = rank is None or f"RANK={rank}".encode() in environment
-        if is_here and is_rank and all(word.encode() in command for word in words):
+        if is_here and is_rank and command[: len(words)] == [word.encode() for word in words]:
             found.append(int(process.name))
     return found
 
