@@ -4,6 +4,8 @@ polarlm train run.yaml                             every field of the file is a 
 polarlm train run.yaml --train.steps 500 --parallel.ranks 2
 polarlm train run.yaml --resume                    go on from the run's newest checkpoint
 polarlm train runs/demo --resume                   the same, by the run's folder
+
+In a job of PBS, Slurm or Cobalt the same command trains on every node (`polarlm launch --dry-run -- CMD` shows how).
 """
 
 import argparse
@@ -31,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Check everything, start the ranks, and at the end draw and sum up what they did."""
     from polarlm.config import UserError, dump_run, load_run
-    from polarlm.launch import lock
+    from polarlm.launch import Request, available_ranks, lock
     from polarlm.report import describe_layout
 
     _refuse_to_be_a_rank()
@@ -42,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.run / "config.yaml" if is_folder else arguments.run,
         environment=os.environ,
         flags=arguments.config_flags,
-        devices=_ranks_there_are(),
+        devices=available_ranks(Request(), os.environ),
     )
     config = _complete(loaded.config)
     for note in loaded.notes:
@@ -81,13 +83,6 @@ def _refuse_to_be_a_rank() -> None:
             f"RANK: another launcher has started this process, as rank {place.rank} of {place.world}, but PolarLM "
             "starts its own ranks, on every node of a job: run `polarlm train` without a launcher, or unset RANK"
         )
-
-
-def _ranks_there_are() -> int:
-    """The ranks of a run that says no number: a device each, of every node of the job, else of this machine."""
-    from polarlm.launch import Request, available_ranks
-
-    return available_ranks(Request(), os.environ)
 
 
 def _check_launch(config: "RunConfig") -> None:

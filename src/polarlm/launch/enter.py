@@ -79,7 +79,15 @@ def main() -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    code = _run(arguments.program, place.rank, environment, arguments.logs)
+    try:
+        code = _run(arguments.program, place.rank, environment, arguments.logs)
+    except OSError as error:
+        print(
+            f"error: {arguments.logs}: cannot be written on {short_host_name()} ({error.strerror}); "
+            "start where all hosts share the folder",
+            file=sys.stderr,
+        )
+        return 2
     if code and os.environ.get("MPI_LOCALRANKID"):
         # Hydra lets the other ranks wait for ever when one ends with a code, and ends them when one dies of a signal.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
