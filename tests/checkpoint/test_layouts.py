@@ -1,71 +1,199 @@
-"""What the engine saves under one layout goes on under another, pipelines and tied embeddings included."""
+"""What is saved under one layout goes on under every other, and comes back from there with every bit of it.
+
+Each layout's ranks are started once to save, once to go on with everything that the others saved, and once to take
+back what the others made of it; every pair of layouts is compared then. The vocabulary is odd, so that no layout can
+halve it.
+"""
+
+import hashlib
+import json
+from collections import defaultdict
+from itertools import product
 
 import pytest
 import torch
+from safetensors import safe_open
 
-from parallel.reference import rank_batches, run_config, whole
+from parallel.reference import SAMPLES, rank_batches, run_config
 from polarlm.checkpoint import Checkpoints
 from polarlm.parallel import Engine
 from polarlm.train import build_optimizer, train_step
 from ranks import run_ranks
 
-FOUR = "--model.layers 4 --model.vocab-size 67 --train.micro-batch-size 2"  # a vocabulary that no two ranks can halve
-PIPELINE = "--train.gradient-accumulation-steps 4 --parallel.pipeline 2 --parallel.pipeline-schedule"
+FAMILIES = ("gpt", "llama")  # the first is tied, the second not
+SHAPE = "--model.layers 4 --model.vocab-size 257"
+# Ranks, samples of a microbatch, and the layout.
 LAYOUTS = {
-    "one process": (1, ""),
-    "zero 3 x4": (4, "--parallel.zero-stage 3"),
-    "tensor 2": (2, "--parallel.tensor 2"),
-    "interleaved": (2, f"{PIPELINE} interleaved1f1b"),
-    "both ends on one rank": (2, f"{PIPELINE} zbvzerobubble"),
-    "zero 3 x tensor 2 x 1f1b": (
-        8,
-        "--parallel.zero-stage 3 --parallel.tensor 2 --parallel.pipeline 2 --train.gradient-accumulation-steps 2",
-    ),
+    "one process": (1, 8, ""),
+    "zero 2 x2": (2, 4, "--parallel.zero-stage 2"),
+    "zero 3 x4": (4, 2, "--parallel.zero-stage 3"),
+    "tensor 2": (2, 8, "--parallel.tensor 2"),
+    "interleaved": (2, 2, "--parallel.pipeline 2 --parallel.pipeline-schedule interleaved1f1b"),
+    "zero 3 x tensor 2 x 1f1b": (8, 2, "--parallel.zero-stage 3 --parallel.tensor 2 --parallel.pipeline 2"),
+    "ring": (2, 8, "--parallel.context 2"),
+    "ulysses": (2, 8, "--parallel.context 2 --parallel.context-method ulysses"),
 }
+PROGRESS = {"step": 2, "samples": 16, "tokens": 256}
 
 
-def _open(world, flags):
-    config = run_config("gpt", world.size, [*FOUR.split(), *flags.split()])
-    engine = Engine(config, world)
-    return engine, build_optimizer(engine.model, config.train.optimizer)
+class Trained:
+    """A model under a layout, with its optimizer."""
+
+    def __init__(self, world, family, layout):
+        _, self._micro, flags = LAYOUTS[layout]
+        words = f"{SHAPE} --train.micro-batch-size {self._micro} --train.global-batch-size {SAMPLES} {flags}"
+        config = run_config(family, world.size, words.split())
+        self.engine = Engine(config, world)
+        self.optimizer = build_optimizer(self.engine.model, config.train.optimizer)
+        self._world = world
+
+    def steps(self, numbers):
+        """Take these steps; their losses."""
+        engine = self.engine
+        batches = (rank_batches(n, engine.data_rank, engine.data_ranks, self._micro) for n in numbers)
+        return [train_step(engine, self.optimizer, batch, clip=0.1).loss for batch in batches]
+
+    def save(self, folder):
+        Checkpoints(folder, 1, self._world).save(2, self.engine.model, self.optimizer, PROGRESS)
+
+    def load(self, folder):
+        assert Checkpoints(folder, 1, self._world).load(2, self.engine.model, self.optimizer) == PROGRESS
 
 
-def _steps(engine, optimizer, numbers):
-    return [
-        train_step(engine, optimizer, rank_batches(n, engine.data_rank, engine.data_ranks, 2), clip=0.1).loss
-        for n in numbers
-    ]
+def _families(saved, loaded):
+    """Each pair of layouts takes one of the families, by turns; a layout and itself both."""
+    if saved == loaded:
+        return FAMILIES
+    names = list(LAYOUTS)
+    return (FAMILIES[(names.index(saved) + names.index(loaded)) % 2],)
 
 
-def _save(world, folder, flags):
-    engine, optimizer = _open(world, flags)
-    _steps(engine, optimizer, [0, 1])
-    Checkpoints(folder, 1, world).save(2, engine.model, optimizer, {})
-    return _steps(engine, optimizer, [2, 3])
+def _saved(root, family, layout):
+    return root / family / layout
 
 
-def _go_on(world, folder, flags):
-    engine, optimizer = _open(world, flags)
-    engine.evaluate(tuple(map(torch.from_numpy, _evaluation())))  # leaves parameters gathered, which loading must mend
-    Checkpoints(folder, 1, world).load(2, engine.model, optimizer)
-    weights = {engine.model.copies.get(n, n): whole(p) for n, p in engine.model.named_parameters()}
-    return _steps(engine, optimizer, [2, 3]), weights
+def _moved(root, family, saved, loaded):
+    return root / family / f"{saved} -> {loaded}"
+
+
+def _taken_back(root, family, saved, loaded):
+    return root / family / f"{saved} -> {loaded} -> back"
+
+
+def _save(world, root, layout):
+    """Train two steps, save, and train two more; their losses by family."""
+    losses = {}
+    for family in FAMILIES:
+        trained = Trained(world, family, layout)
+        trained.steps([0, 1])
+        trained.save(_saved(root, family, layout))
+        losses[family] = trained.steps([2, 3])
+    return losses
+
+
+def _go_on(world, root, layout):
+    """Load what each layout saved, save that again, and train two steps; their losses by family and layout."""
+    losses = {}
+    models = {family: Trained(world, family, layout) for family in FAMILIES}
+    for saved in LAYOUTS:
+        for family in _families(saved, layout):
+            trained = models[family]
+            trained.engine.evaluate(_evaluation())  # leaves parameters gathered, which loading must mend
+            trained.load(_saved(root, family, saved))
+            trained.save(_moved(root, family, saved, layout))
+            losses[family, saved] = trained.steps([2, 3])
+    return losses
+
+
+def _take_back(world, root, layout):
+    """Load what each layout made of this one's, and save that again."""
+    models = {family: Trained(world, family, layout) for family in FAMILIES}
+    for other in LAYOUTS:
+        for family in _families(layout, other):
+            models[family].load(_moved(root, family, layout, other))
+            models[family].save(_taken_back(root, family, layout, other))
 
 
 def _evaluation():
     batch = rank_batches(0, 0, 1, 8)[0]
-    return batch.tokens[:2], batch.positions[:2], batch.positions[:2] * 0, batch.targets[:2]
+    arrays = (batch.tokens[:2], batch.positions[:2], batch.positions[:2] * 0, batch.targets[:2])
+    return tuple(map(torch.from_numpy, arrays))
 
 
-@pytest.mark.parametrize("saved", LAYOUTS)
-def test_a_checkpoint_of_any_layout_goes_on_under_any_other(saved, tmp_path):
-    ranks, flags = LAYOUTS[saved]
-    straight = run_ranks(ranks, _save, tmp_path, flags)[0]
-    [(_, first)] = run_ranks(1, _go_on, tmp_path, "")
-    for other, (ranks, flags) in LAYOUTS.items():
-        held = {}
-        for losses, weights in run_ranks(ranks, _go_on, tmp_path, flags):
-            assert losses == (straight if other == saved else pytest.approx(straight, rel=1e-5)), other
-            assert all(torch.equal(value, first[name]) for name, value in weights.items()), other
-            held |= weights
-        assert held.keys() == first.keys()
+def _each_layout(function, root):
+    """What every rank of every layout gives."""
+    return {layout: run_ranks(LAYOUTS[layout][0], function, root, layout, timeout=200) for layout in LAYOUTS}
+
+
+def _digest(checkpoints):
+    """Of everything in the checkpoint, by name: whole tensors, the optimizer's numbers, the progress."""
+    folder, digests = checkpoints / "step-2", {}
+    for name, tensor in _whole_tensors(folder).items():
+        assert tensor.isfinite().all(), name
+        digests[name] = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}".encode() + tensor.numpy().tobytes())
+    state = json.loads((folder / "state.json").read_text())
+    state["optimizer"]["groups"] = sorted(
+        [(name, group["numbers"]) for group in state["optimizer"]["groups"] for name in group["parameters"]]
+    )
+    digests["state.json"] = hashlib.sha256(json.dumps(state, sort_keys=True).encode())
+    return {name: digest.hexdigest() for name, digest in digests.items()}
+
+
+def _whole_tensors(folder):
+    """Put a checkpoint's tensors together from their pieces, by what the shards' headers say and nothing of PolarLM."""
+    pieces = defaultdict(list)
+    for path in sorted(folder.glob("*/*.safetensors")):
+        with safe_open(path, "pt") as shard:
+            begins = json.loads((shard.metadata() or {}).get("DCP_SHARDING_INFO", "{}"))
+            for name in shard.keys():  # noqa: SIM118
+                tensor = shard.get_tensor(name)
+                begin = begins.get(name, {}).get("saved_offsets", [0] * tensor.ndim)
+                pieces[name].append((begin, tensor))
+    return {name: _joined(name, its) for name, its in pieces.items()}
+
+
+def _joined(name, pieces):
+    shape = [max(begin[d] + piece.shape[d] for begin, piece in pieces) for d in range(pieces[0][1].ndim)]
+    whole, written = torch.zeros(shape), torch.zeros(shape, dtype=torch.int8)
+    for begin, piece in pieces:
+        place = tuple(slice(b, b + size) for b, size in zip(begin, piece.shape, strict=True))
+        whole[place] = piece
+        written[place] += 1
+    assert (written == 1).all(), f"{name}: its pieces leave gaps or overlap"
+    return whole
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return tmp_path_factory.mktemp("layouts")
+
+
+@pytest.fixture(scope="module")
+def straight(root):
+    """The losses of the undisturbed runs, by layout and family."""
+    return {layout: losses[0] for layout, losses in _each_layout(_save, root).items()}
+
+
+@pytest.fixture(scope="module")
+def moved(root, straight):
+    """The losses of every rank under a layout, by the family and the layout that it goes on from."""
+    return _each_layout(_go_on, root)
+
+
+def test_a_checkpoint_of_any_layout_goes_on_under_any_other(straight, moved):
+    for saved, loaded in product(LAYOUTS, LAYOUTS):
+        for family in _families(saved, loaded):
+            expected = straight[saved][family]
+            for losses in moved[loaded]:
+                same = expected if saved == loaded else pytest.approx(expected, rel=1e-5)
+                assert losses[family, saved] == same, (family, saved, loaded)
+
+
+def test_there_and_back_changes_no_bit(root, moved):
+    _each_layout(_take_back, root)
+    for saved, loaded in product(LAYOUTS, LAYOUTS):
+        for family in _families(saved, loaded):
+            before = _digest(_saved(root, family, saved))
+            assert {"norm.weight", "norm.weight.exp_avg", "norm.weight.exp_avg_sq", "state.json"} <= before.keys()
+            assert _digest(_moved(root, family, saved, loaded)) == before, (family, saved, loaded)
+            assert _digest(_taken_back(root, family, saved, loaded)) == before, (family, saved, loaded)

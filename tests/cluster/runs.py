@@ -6,6 +6,8 @@ import sys
 from contextlib import redirect_stdout
 from pathlib import Path
 
+from cluster.processes import eventually
+from cluster.slurm import Job
 from polarlm.cli import main
 from polarlm.config import load_run_folder
 from polarlm.data import load_tokenizer
@@ -29,6 +31,8 @@ train:
 POLARLM = (sys.executable, "-m", "polarlm")
 RANK = (sys.executable, "-m", "polarlm.cli.rank")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
+# First on PYTHONPATH, it makes a run last long enough to be interrupted.
+SLOWLY = Path(__file__).with_name("slowly")
 ALLREDUCE = (sys.executable, str(Path(__file__).with_name("allreduce.py")))
 
 
@@ -67,3 +71,20 @@ def places(folder: Path) -> list[dict]:
     """What each rank of `allreduce.py` wrote, by rank."""
     found = [json.loads(path.read_text()) for path in folder.glob("rank-*.json")]
     return sorted(found, key=lambda place: place["rank"])
+
+
+def wait_for_step(job: Job, run: Path, step: int) -> None:
+    """Return when the job has taken that step of the run."""
+    path = run / "metrics.jsonl"
+
+    def is_taken():
+        assert job.field("JobState") in ("PENDING", "CONFIGURING", "RUNNING"), said(run)
+        return path.exists() and len(path.read_text().splitlines()) >= step
+
+    assert eventually(is_taken, 200), said(run)
+
+
+def said(run: Path) -> str:
+    """What the run's jobs have written."""
+    paths = [run.parents[1] / "out", *sorted(run.glob("logs/job-*.log"))]
+    return "\n".join(path.read_text() for path in paths if path.exists()) or "nothing yet"

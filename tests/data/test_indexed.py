@@ -270,7 +270,7 @@ def test_ids_that_the_index_does_not_account_for_are_found_out(tmp_path):
 def test_a_manifest_that_is_not_json_is_named(tmp_path):
     write(tmp_path / "data", [[1]])
     (tmp_path / "data.json").write_text("{")
-    assert "data.json: is not the JSON" in message_of(tmp_path / "data")
+    assert "data.json: is not a manifest" in message_of(tmp_path / "data")
 
 
 def _write_as_an_old_writer(prefix, documents, end):

@@ -54,7 +54,7 @@ def rank_batches(step, rank, ranks, micro, packed=False):
     ]
 
 
-def train(world, family, flags, micro, clip, packed=False):
+def train(world, family, flags, micro, clip, packed=False, loss_scale=1.0):
     """Three steps of the engine; losses, norms, and every gathered gradient of step 1 and weight after step 3."""
     config = run_config(family, world.size, flags)
     engine = Engine(config, world)
@@ -69,7 +69,7 @@ def train(world, family, flags, micro, clip, packed=False):
     optimizer.register_step_pre_hook(keep_first)
     for step in range(3):
         batches = rank_batches(step, engine.data_rank, engine.data_ranks, micro, packed)
-        result = train_step(engine, optimizer, batches, clip=clip)
+        result = train_step(engine, optimizer, batches, clip=clip, loss_scale=loss_scale)
         steps.append((result.loss, result.grad_norm))
     return steps, gradients, {n: whole(p) for n, p in model.named_parameters()}
 

@@ -1,4 +1,4 @@
-"""bf16: matrix products in bf16, and weights, gradients, moments and every sum over ranks in fp32."""
+"""bf16 and fp16: matrix products in them; weights, gradients, moments and every sum over ranks in fp32."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from polarlm.train import build_optimizer
 from polarlm.train.step import as_tensors
 from ranks import run_ranks
 
-BF16 = ["--train.precision", "bf16"]
+BF16, FP16 = (["--train.precision", name] for name in ("bf16", "fp16"))
 LAYOUTS = {f"zero {stage}": ["--parallel.zero-stage", str(stage)] for stage in (0, 1, 2, 3)}
 LAYOUTS["recomputed, zero 3"] = ["--parallel.zero-stage", "3", "--train.recompute", "selective"]
 SUMS = ("reduce_scatter", "allreduce")
@@ -33,14 +33,15 @@ class Carried(TorchDispatchMode):
         return output
 
 
-def _step(world, flags, micro):
+def _step(world, flags, micro, loss_scale=1.0):
     """The gradients of a step, the loss, and the types of everything."""
     config = run_config("llama", world.size, flags)
     engine = Engine(config, world)
     optimizer = build_optimizer(engine.model, config.train.optimizer)
     batches = [as_tensors(batch) for batch in rank_batches(0, engine.data_rank, engine.data_ranks, micro)]
     with Carried() as carried:
-        loss = engine.forward_backward(batches, 100.0)
+        loss = engine.forward_backward(batches, 100.0, loss_scale)
+    engine.clip_gradients(0.0, loss_scale)
     named = dict(engine.model.named_parameters())
     gradients = {name: whole(parameter.grad) for name, parameter in named.items()}
     types = {"gradients": {parameter.grad.dtype for parameter in named.values()}}
@@ -50,11 +51,14 @@ def _step(world, flags, micro):
     return loss, gradients, types | {"sums": set(carried.sums), "products": set(carried.products)}
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_only_products_are_in_bf16(layout):
-    [(loss, gradients, _)] = run_ranks(1, _step, BF16, 2)
-    for rank_loss, rank_gradients, types in run_ranks(2, _step, [*LAYOUTS[layout], *BF16], 2):
-        assert types.pop("products") == {torch.bfloat16}
+@pytest.mark.parametrize(
+    ("layout", "flags", "product"),
+    [*((layout, BF16, torch.bfloat16) for layout in LAYOUTS), ("zero 2", FP16, torch.float16)],
+)
+def test_only_products_are_in_half_precision(layout, flags, product):
+    [(loss, gradients, _)] = run_ranks(1, _step, flags, 2)
+    for rank_loss, rank_gradients, types in run_ranks(2, _step, [*LAYOUTS[layout], *flags], 2):
+        assert types.pop("products") == {product}
         sums = types.pop("sums")
         assert torch.float32 in sums
         assert sums <= {torch.float32, torch.float64}  # the loss is summed in the latter
@@ -64,11 +68,21 @@ def test_only_products_are_in_bf16(layout):
         assert_close(rank_gradients, gradients)
 
 
-def test_bf16_is_near_fp32():
+@pytest.mark.parametrize(("flags", "bits", "loss_scale"), [(BF16, 8, 1.0), (FP16, 11, 2.0**12)])
+def test_half_precision_is_near_fp32(flags, bits, loss_scale):
     [(loss, gradients, _)] = run_ranks(1, _step, [], 8)
-    [(bf16_loss, bf16_gradients, _)] = run_ranks(1, _step, BF16, 8)
-    assert bf16_loss == pytest.approx(loss, rel=2e-3)
-    for name, gradient in gradients.items():
+    [(half_loss, half_gradients, _)] = run_ranks(1, _step, flags, 8, loss_scale)
+    assert half_loss == pytest.approx(loss, rel=2 ** (-bits - 1))
+    for name, difference in _differences(half_gradients, gradients).items():
         # bf16 keeps 8 bits, so a product is off by 2^-9 of itself; a gradient is the end of some ten in a row.
-        difference = (bf16_gradients[name] - gradient).norm() / gradient.norm()
-        assert 1e-5 < difference < 10 * 2**-8, f"{name}: {difference:.1e}"
+        assert 1e-5 < difference < 10 * 2**-bits, f"{name}: {difference:.1e}"
+
+
+def test_without_a_loss_scale_fp16_loses_what_is_small():
+    [(_, gradients, _)] = run_ranks(1, _step, [], 8)
+    unscaled, scaled = (run_ranks(1, _step, FP16, 8, scale)[0][1] for scale in (1.0, 2.0**12))
+    assert max(_differences(unscaled, gradients).values()) > 5 * max(_differences(scaled, gradients).values())
+
+
+def _differences(found, expected):
+    return {name: (found[name] - value).norm() / value.norm() for name, value in expected.items()}

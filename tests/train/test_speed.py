@@ -92,7 +92,7 @@ def test_an_unknown_devices_peak_is_measured():
     assert 1e-3 < measured_tflops(Device(torch.device("cpu")), size=256, tries=10) < 1
 
 
-@pytest.mark.parametrize(("precision", "peak"), [("fp32", 19.5), ("bf16", 312.0)])
+@pytest.mark.parametrize(("precision", "peak"), [("fp32", 19.5), ("bf16", 312.0), ("fp16", 312.0)])
 def test_mfu_is_operations_over_time_devices_and_peak(precision, peak):
     """B39: on four devices, 64 tokens of a model whose operations are counted on paper."""
     speedometer = Speedometer(

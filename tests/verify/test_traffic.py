@@ -41,9 +41,9 @@ def test_a_step_sends_what_the_textbook_says(name):
 def test_one_collective_more_fails(monkeypatch, name):
     right = Engine.clip_gradients
 
-    def clip_and_say_more(self, largest_norm):
+    def clip_and_say_more(self, *arguments):
         dist.all_reduce(torch.zeros(1))
-        return right(self, largest_norm)
+        return right(self, *arguments)
 
     monkeypatch.setattr(Engine, "clip_gradients", clip_and_say_more)
     for row in _rows(name):

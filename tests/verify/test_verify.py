@@ -27,10 +27,11 @@ def test_right_layouts_pass():
         assert 0 < max(row.weights.values()) < 1e-5
 
 
-def test_bf16_passes_within_its_own_bound():
-    (row,) = _rows("data2", flags=["--train.precision", "bf16", "--model.family", "llama", *SMALL]).values()
+@pytest.mark.parametrize(("precision", "bound"), [("bf16", 2e-2), ("fp16", 4e-3)])
+def test_half_precision_passes_within_its_own_bound(precision, bound):
+    (row,) = _rows("data2", flags=["--train.precision", precision, "--model.family", "llama", *SMALL]).values()
     assert row.verdict == "ok"
-    assert 1e-4 < max(row.gradients.values()) < row.bound == 2e-2
+    assert 1e-4 < max(row.gradients.values()) < row.bound == bound
 
 
 SMALL = ["--model.layers", "2", "--model.hidden", "32", "--model.heads", "4", "--model.vocab-size", "61"]

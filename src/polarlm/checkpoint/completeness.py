@@ -6,8 +6,23 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from polarlm.config import Record, UserError, leads_outside, one_line, read_json
 
 MARK = "complete.json"
+STATE = "state.json"
+
+
+class _File(Record):
+    bytes: Annotated[int, Field(ge=0)]
+    sha256: str
+
+
+class _Mark(Record):
+    files: dict[str, _File]
 
 
 def write_json(value: object, path: Path) -> None:
@@ -50,14 +65,23 @@ def fault_of(folder: Path, with_digests: bool = False) -> str | None:
     Args:
         with_digests: read every byte, and not only the mark and the files' sizes.
     """
+    fault = _fault_of(folder, with_digests)
+    return None if fault is None else one_line(fault)
+
+
+def _fault_of(folder: Path, with_digests: bool) -> str | None:
+    if outside := next((path for path in folder.rglob("*") if path.is_symlink() and leads_outside(path, folder)), None):
+        return f"{outside.relative_to(folder)} is a link that leads outside"
     try:
-        record = json.loads((folder / MARK).read_text(encoding="utf-8"))["files"]
-        expected = {name: (file["bytes"], file["sha256"]) for name, file in record.items()}
+        record = read_json(folder / MARK, _Mark, what="a mark", mend="choose another")["files"]
     except FileNotFoundError:
         return f"{MARK} is missing, so it was not written to its end"
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except UserError:
         return f"{MARK} is damaged"
+    expected = {name: (file["bytes"], file["sha256"]) for name, file in record.items()}
     files = _files(folder)
+    if STATE not in expected:
+        return f"{MARK} says nothing of {STATE}"
     # Names from the mark are only compared with what is there, so it cannot point outside.
     if missing := sorted(expected.keys() - files.keys()):
         return f"{missing[0]} is missing"

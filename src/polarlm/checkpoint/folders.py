@@ -93,7 +93,8 @@ def _set_aside(path: Path) -> None:
 
 
 def _find(folder: Path, name: str) -> list[tuple[int, Path]]:
-    """Folders of a name with a step for its N, each with its step; `step-007` and other foreign names are none."""
+    """Folders of a name with a step for its N, each with its step; `step-007` and other foreign names are none, nor is
+    a link, which could lead anywhere."""
     pattern = re.escape(name).replace("N", "(0|[1-9][0-9]*)")
-    matches = ((re.fullmatch(pattern, path.name), path) for path in folder.glob("*") if path.is_dir())
-    return [(int(match[1]), path) for match, path in matches if match]
+    matches = ((re.fullmatch(pattern, path.name), path) for path in folder.glob("*"))
+    return [(int(match[1]), path) for match, path in matches if match and path.is_dir() and not path.is_symlink()]

@@ -7,8 +7,9 @@ from torch import nn
 
 from polarlm.checkpoint import folders
 from polarlm.checkpoint.completeness import fault_of
+from polarlm.checkpoint.state import progress_in
 from polarlm.checkpoint.weights import check_names, fill_weights, weights_of
-from polarlm.config import ModelConfig, UserError, load_run_folder
+from polarlm.config import ModelConfig, UserError, load_run_folder, run_of
 from polarlm.model import Transformer
 from polarlm.parallel import local_device
 
@@ -33,7 +34,7 @@ def load_weights(path: Path, model: nn.Module, alone: bool = False) -> None:
     Raises:
         UserError: no complete checkpoint is there, or its weights are of another model: the message lists the names.
     """
-    fill_weights(model, _checkpoint_at(path) / "weights", alone)
+    fill_weights(model, _checkpoint_at(path, with_digests=True) / "weights", alone)
 
 
 def load_model(run_folder: Path, step: int | None = None) -> Transformer:
@@ -51,16 +52,27 @@ def load_model(run_folder: Path, step: int | None = None) -> Transformer:
     with torch.device("meta"):
         model = Transformer(config.model)
     model.to_empty(device=local_device(0).torch)
-    load_weights(checkpoint, model, alone=True)
+    _check_model(run_folder, config.model, checkpoint)
+    fill_weights(model, checkpoint / "weights", alone=True)
     return model.eval()
 
 
-def _checkpoint_at(path: Path) -> Path:
+def _checkpoint_at(path: Path, with_digests: bool = False) -> Path:
     """The checkpoint that a path means: itself, or the newest complete one of a run."""
-    checkpoint = _newest(path) if (path / "checkpoints").is_dir() else path
-    if fault := fault_of(checkpoint):
-        raise UserError(f"{checkpoint}: not a run folder and not a complete checkpoint, {fault}; choose another")
-    return checkpoint
+    if (path / "checkpoints").is_dir():
+        return _newest(path)
+    if fault := fault_of(path, with_digests):
+        raise UserError(f"{path}: not a run folder and not a complete checkpoint, {fault}; choose another")
+    return path
+
+
+def _check_model(run_folder: Path, model: ModelConfig, checkpoint: Path) -> None:
+    """Refuse another model than the weights were trained as, though it may have as many: of another base or norm."""
+    saved = progress_in(checkpoint).get("config")
+    if saved is not None and run_of(saved, checkpoint).model.model_copy(update={"preset": model.preset}) != model:
+        raise UserError(
+            f"{run_folder / 'config.yaml'}: `model` is another than {checkpoint} was trained as; bring the old one back"
+        )
 
 
 def _of_step(run_folder: Path, step: int) -> Path:
@@ -69,7 +81,7 @@ def _of_step(run_folder: Path, step: int) -> Path:
         raise UserError(
             f"{run_folder}: no checkpoint of step {step} there; choose {' or '.join(map(str, there)) or 'another run'}"
         )
-    return folders.step_folder(run_folder / "checkpoints", step)
+    return _checkpoint_at(folders.step_folder(run_folder / "checkpoints", step), with_digests=True)
 
 
 def _newest(run_folder: Path) -> Path:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from polarlm.checkpoint.tensors import list_tensors, read_tensors
+from polarlm.checkpoint.tensors import Stored, list_tensors, read_tensors
 from polarlm.checkpoint.weights import gather_named, listed, names_of
 from polarlm.config import UserError
 
@@ -51,6 +51,25 @@ def record_of(everyones: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return {"scalars": scalars, "groups": _groups_alike(numbers)}
 
 
+def make_state(optimizer: Optimizer) -> None:
+    """Let an optimizer that has taken no step make its state, by a step of nothing; every rank calls.
+
+    So `fill_optimizer` can tell a state that is not this optimizer's. Weights must be filled afterwards.
+    """
+    if optimizer.state:
+        return
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    optimizer.step()
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    optimizer.zero_grad()
+
+
 def fill_optimizer(optimizer: Optimizer, model: nn.Module, folder: Path, record: Mapping[str, Any]) -> None:
     """Give the optimizer the state that `take_optimizer` took, under whatever layout that was; every rank calls.
 
@@ -59,7 +78,8 @@ def fill_optimizer(optimizer: Optimizer, model: nn.Module, folder: Path, record:
         record: its record.
 
     Raises:
-        UserError: the optimizer has parameters that the saved one had not, or lacks some.
+        UserError: the optimizer has parameters that the saved one had not, or lacks some; or the state is another
+            optimizer's.
     """
     names = names_of(model)
     numbers = {name: group["numbers"] for group in record["groups"] for name in group["parameters"]}
@@ -74,7 +94,11 @@ def fill_optimizer(optimizer: Optimizer, model: nn.Module, folder: Path, record:
 
     # An optimizer that keeps its state elsewhere than beside the parameters has copies of them there.
     homes = getattr(optimizer, "host_copies", {})
-    arrays = _empty_arrays({name: homes.get(alike[0], alike[0]) for name, alike in parameters.items()}, folder)
+    stored = list_tensors(folder)
+    if strangers := sorted(name for name in stored if name.rpartition(".")[0] not in numbers):
+        raise UserError(f"{folder}: holds {listed(strangers)}, of no parameter it names; choose another checkpoint")
+    _check_state(optimizer, names, stored, record["scalars"], folder)
+    arrays = _empty_arrays({name: homes.get(alike[0], alike[0]) for name, alike in parameters.items()}, stored)
     read_tensors(arrays, folder)
     optimizer.state.clear()
     for full_name, array in arrays.items():
@@ -87,7 +111,8 @@ def fill_optimizer(optimizer: Optimizer, model: nn.Module, folder: Path, record:
             device = homes.get(parameter, parameter).device if on_device else torch.device("cpu")
             for key, value in record["scalars"].get(names[parameter], {}).items():
                 optimizer.state[parameter][key] = _from_json(value, device)
-            group.update({key: _from_json(value) for key, value in numbers[names[parameter]].items()})
+            own = numbers[names[parameter]]
+            group.update({key: _from_json(own[key]) for key in own.keys() & group.keys() - {"params"}})
 
 
 def _groups_alike(numbers: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
@@ -102,13 +127,45 @@ def _groups_alike(numbers: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]
     return groups
 
 
-def _empty_arrays(parameters: Mapping[str, Tensor], folder: Path) -> dict[str, Tensor]:
-    """Room for each array in `folder` of these parameters, laid out over the mesh as the optimizer would have it."""
+def _check_state(
+    optimizer: Optimizer,
+    names: Mapping[Tensor, str],
+    stored: Mapping[str, Stored],
+    scalars: Mapping[str, Mapping[str, Any]],
+    folder: Path,
+) -> None:
+    """Compare each parameter's saved state with the one that the optimizer has of it, where both are there."""
+    saved: dict[str, dict[str, Any]] = defaultdict(dict)
+    for full_name, array in stored.items():
+        name, _, key = full_name.rpartition(".")
+        saved[name][key] = tuple(array.shape) if array.dtype.is_floating_point else array.dtype
+    for name, numbers in scalars.items():
+        saved[name] |= {key: value["dtype"] if isinstance(value, dict) else None for key, value in numbers.items()}
+    for parameter, state in optimizer.state.items():
+        own = {key: _kind(value) for key, value in state.items()}
+        other = saved.get(names[parameter])
+        if own and other and own != other:
+            raise UserError(
+                f"{folder}: holds {names[parameter]}'s {listed(sorted(other))}, of other shapes or another optimizer "
+                f"than this run's, which keeps {listed(sorted(own))}; go on with the optimizer of before, or start a "
+                "new run with train.init_from"
+            )
+
+
+def _kind(value: object) -> object:
+    """An array's shape, the type of a tensor of no dims, None for a plain number."""
+    if not isinstance(value, Tensor):
+        return None
+    return tuple(value.shape) if value.ndim else str(value.dtype).removeprefix("torch.")
+
+
+def _empty_arrays(parameters: Mapping[str, Tensor], stored: Mapping[str, Stored]) -> dict[str, Tensor]:
+    """Room for each stored array of these parameters, laid out over the mesh as the optimizer would have it."""
     arrays = {}
-    for full_name, stored in list_tensors(folder).items():
+    for full_name, array in stored.items():
         parameter = parameters.get(full_name.rpartition(".")[0])
         if parameter is not None:
-            arrays[full_name] = parameter.detach().new_empty(stored.shape, dtype=stored.dtype)
+            arrays[full_name] = parameter.detach().new_empty(array.shape, dtype=array.dtype)
     return arrays
 
 

@@ -1,6 +1,5 @@
 """The checkpoints of a run seen from outside: which there are, which to keep, their weights in one plain file."""
 
-import json
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from polarlm.checkpoint import folders
 from polarlm.checkpoint.completeness import fault_of
+from polarlm.checkpoint.state import progress_in
 from polarlm.checkpoint.tensors import list_tensors, read_tensors
 from polarlm.config import ParallelConfig, UserError
 
@@ -136,18 +136,10 @@ def _look_at(step: int, folder: Path, with_digests: bool) -> Saved | None:
     """None where it has gone meanwhile: a run that trains deletes its old ones."""
     try:
         files = (path for path in folder.rglob("*") if path.is_file())
-        saved = Saved(step, folder, _total(files), fault_of(folder, with_digests), _progress_in(folder))
+        saved = Saved(step, folder, _total(files), fault_of(folder, with_digests), progress_in(folder))
     except FileNotFoundError:
         return None
     return saved if folder.is_dir() else None
-
-
-def _progress_in(folder: Path) -> dict[str, Any]:
-    try:
-        progress = json.loads((folder / "state.json").read_text(encoding="utf-8"))["progress"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
-    return progress if isinstance(progress, dict) else {}
 
 
 def _total(files: Iterable[Path]) -> int:

@@ -1,6 +1,5 @@
 """The checkpoints of one run: saved and loaded by all its ranks together."""
 
-import json
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,9 +11,10 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.optim import Optimizer
 
 from polarlm.checkpoint import folders
-from polarlm.checkpoint.completeness import digest_of, fault_of, mark_complete, write_json
-from polarlm.checkpoint.optimizer import fill_optimizer, record_of, take_optimizer
+from polarlm.checkpoint.completeness import STATE, digest_of, fault_of, mark_complete, write_json
+from polarlm.checkpoint.optimizer import fill_optimizer, make_state, record_of, take_optimizer
 from polarlm.checkpoint.staging import Staging
+from polarlm.checkpoint.state import read_state
 from polarlm.checkpoint.tensors import local_part, write_tensors
 from polarlm.checkpoint.weights import fill_weights, weights_of
 from polarlm.config import UserError
@@ -139,8 +139,8 @@ class Checkpoints:
         self._completed.append(step)
 
     def _complete(self, step: int, partial: Path, state: dict[str, Any], digests: dict[str, str]) -> None:
-        write_json(state, partial / "state.json")
-        mark_complete(partial, digests | {"state.json": digest_of(partial / "state.json")})
+        write_json(state, partial / STATE)
+        mark_complete(partial, digests | {STATE: digest_of(partial / STATE)})
         folders.put_in_place(self.folder, step)
         folders.keep_newest(self.folder, step, self.keep_last)
 
@@ -179,6 +179,7 @@ class Checkpoints:
             UserError: as `progress`; or the model or the optimizer has other parameters than the saved ones.
         """
         state, folder = self._state(step), folders.step_folder(self.folder, step)
+        make_state(optimizer)
         fill_weights(model, folder / "weights")
         fill_optimizer(optimizer, model, folder / "optimizer", state["optimizer"])
         return state["progress"]
@@ -188,10 +189,7 @@ class Checkpoints:
         fault = self.world.from_first(fault_of(folder) if self.world.is_first else None)
         if fault is not None:
             raise UserError(f"{folder}: not a complete checkpoint, {fault}; choose another step")
-        state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-        if state["format"] > FORMAT:
-            raise UserError(f"{folder}: written by a later PolarLM (format {state['format']}); update to read it")
-        return state
+        return read_state(folder, FORMAT)
 
 
 def _make_empty(folder: Path) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 from torch.distributed.tensor import DTensor
 
+from polarlm.checkpoint.headers import read_headers, whole_shape
 from polarlm.checkpoint.writer import FromElsewhere, ShardWriter
 
 # Given by torch to one process even when told that it is one.
@@ -72,6 +73,11 @@ def read_tensors(tensors: Mapping[str, Tensor], folder: Path, alone: bool = Fals
 
 
 def list_tensors(folder: Path) -> dict[str, Stored]:
-    """What the shards in `folder` hold, from their headers alone."""
-    found = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
-    return {name: Stored(tensor.size, tensor.properties.dtype) for name, tensor in found.items()}
+    """What the shards in `folder` hold, from their headers alone.
+
+    Raises:
+        UserError: a header is damaged, or is not borne out by its file and the other shards.
+    """
+    return {
+        name: Stored(torch.Size(whole_shape(pieces)), pieces[0].dtype) for name, pieces in read_headers(folder).items()
+    }

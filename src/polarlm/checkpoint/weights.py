@@ -59,7 +59,9 @@ def check_names(weights: Mapping[str, Tensor], folder: Path, alone: bool = False
     """
     stored = list_tensors(folder)
     shapes = gather_named({name: tensor.shape for name, tensor in weights.items()}, alone)
+    integers = [name for name, each in stored.items() if not each.dtype.is_floating_point]
     faults = {
+        "of whole numbers": [name for name in integers if name in weights and weights[name].is_floating_point()],
         "missing": [name for name in shapes if name not in stored],
         "not in the model": [name for name in stored if name not in shapes],
         "of another shape": [

@@ -22,19 +22,9 @@ from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-# The format's names of what a checkpoint may hold.
-DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
+from polarlm.checkpoint.headers import DTYPES
+
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _CHUNK = 16 << 20  # bytes that go to the disk and into the digest side by side
 
 
@@ -141,7 +131,7 @@ def _header(items: Iterable[WriteItem]) -> memoryview:
     for item in items:
         name, chunk, dtype = item.index.fqn, item.tensor_data.chunk, _properties(item)
         begin, end = end, end + chunk.sizes.numel() * dtype.itemsize
-        tensors[name] = {"dtype": DTYPES[dtype], "shape": list(chunk.sizes), "data_offsets": [begin, end]}
+        tensors[name] = {"dtype": _NAMES[dtype], "shape": list(chunk.sizes), "data_offsets": [begin, end]}
         begins[name] = {"saved_offsets": list(chunk.offsets)}
     about = {"format": "pt", "DCP_VERSION": "1.0", "DCP_SHARDING_INFO": json.dumps(begins)}
     text = json.dumps({"__metadata__": about} | tensors).encode()

@@ -144,13 +144,18 @@ def _chosen(folder: Path, steps: Sequence[int]) -> "list[Saved]":
 def _describe(saved: "Saved", losses: dict[int, float]) -> dict[str, Any]:
     return {
         "step": saved.step,
-        "tokens": saved.progress.get("tokens"),
+        "tokens": _number(saved.progress.get("tokens")),
         "bytes": saved.bytes,
-        "loss": saved.progress.get("loss"),
+        "loss": _number(saved.progress.get("loss")),
         "val_loss": losses.get(saved.step),
         "layout": saved.layout,
         "fault": saved.fault,
     }
+
+
+def _number(value: Any) -> int | float | None:
+    """What is none is shown as unknown."""
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _validation_losses(folder: Path) -> dict[int, float]:

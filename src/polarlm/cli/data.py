@@ -174,6 +174,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
     for prefix in arguments.prefixes:
         dataset = IndexedDataset(prefix)
+        dataset.check_index()
         compare_whole(prefix, dataset.manifest)
         print(f"{prefix}: {dataset.documents:,} documents, {dataset.tokens:,} tokens, every byte as it was prepared")
 
@@ -209,7 +210,11 @@ def _tokenizer_of(dataset: "IndexedDataset", named: str | None) -> "Tokenizer":
     from polarlm.config import UserError
     from polarlm.data import load_tokenizer
 
-    recorded = (dataset.manifest or {}).get("tokenizer", {}).get("path")
-    if not (named or recorded):
+    recorded = (dataset.manifest or {}).get("tokenizer", {})
+    where = named or recorded.get("path")
+    if not where:
         raise UserError(f"{dataset.prefix}: does not say how it was prepared; name its --tokenizer")
-    return load_tokenizer(named or recorded)
+    tokenizer = load_tokenizer(where)
+    if recorded.get("digest") not in (None, tokenizer.digest):
+        raise UserError(f"{where}: is another tokenizer than {dataset.prefix} was prepared with; name that --tokenizer")
+    return tokenizer

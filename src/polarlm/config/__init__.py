@@ -4,7 +4,8 @@
 environment variables and flags, and stops with one line a fault before anything starts.
 """
 
-from polarlm.config.errors import UserError
+from polarlm.config.errors import UserError, one_line
+from polarlm.config.files import Record, check_inside, leads_outside, names_file, parse_json, read_bytes, read_json
 from polarlm.config.layout import default_name
 from polarlm.config.load import (
     LoadedRun,
@@ -13,6 +14,7 @@ from polarlm.config.load import (
     field_paths,
     load_run,
     load_run_folder,
+    run_of,
     with_tokenizer,
 )
 from polarlm.config.model import ModelConfig, RopeScaling
@@ -23,6 +25,7 @@ from polarlm.config.run import (
     CheckpointConfig,
     DataConfig,
     LogConfig,
+    LossScaleConfig,
     OptimizerConfig,
     ParallelConfig,
     RunConfig,
@@ -38,26 +41,36 @@ __all__ = [
     "DataConfig",
     "LoadedRun",
     "LogConfig",
+    "LossScaleConfig",
     "ModelConfig",
     "OptimizerConfig",
     "ParallelConfig",
     "Place",
+    "Record",
     "RopeScaling",
     "RunConfig",
     "ScheduleConfig",
     "Stage",
     "TrainConfig",
     "UserError",
+    "check_inside",
     "check_preset",
     "check_same_run",
     "default_name",
     "dump_run",
     "field_paths",
     "known_presets",
+    "leads_outside",
     "load_run",
     "load_run_folder",
+    "names_file",
+    "one_line",
+    "parse_json",
     "pipeline_stages",
     "places",
+    "read_bytes",
+    "read_json",
+    "run_of",
     "samples_at",
     "stages_at",
     "tokens_at",

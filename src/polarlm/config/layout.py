@@ -1,15 +1,9 @@
 """The arithmetic of layouts and batches: which products are possible, and what a run's open fields then become."""
 
-from typing import Any
-
+from polarlm.config.divisors import divisors
 from polarlm.config.errors import UserError
 from polarlm.config.run import RunConfig
 from polarlm.config.stages import SPLIT_BACKWARD, V_SHAPED
-
-# What the engine can do today; the rest is refused by name, never ignored.
-_AVAILABLE: dict[str, tuple[Any, ...]] = {
-    "train.precision": ("fp32", "bf16"),
-}
 
 
 def resolve_layout(config: RunConfig, devices: int) -> RunConfig:
@@ -20,19 +14,18 @@ def resolve_layout(config: RunConfig, devices: int) -> RunConfig:
         devices: what `parallel.ranks` is by default (at least 1).
 
     Raises:
-        UserError: a product that is impossible, or a part that is not available; one line a fault, each with
-            the field, the numbers and the nearest allowed value.
+        UserError: a product that is impossible; one line a fault, each with the field, the numbers and the nearest
+            allowed value.
     """
     parallel = config.parallel
     ranks = parallel.ranks or max(1, devices)
     faults = _layout_faults(config, ranks)
     if faults:
-        raise UserError("\n".join(faults))
+        raise UserError(*faults)
     data_parallel = ranks // (parallel.tensor * parallel.pipeline * parallel.context)
     global_batch, accumulation = _batch(config, data_parallel)
     if fault := _microbatch_faults(config, accumulation):
         raise UserError(fault)
-    _refuse_unavailable(config)
 
     train = config.train
     tokens_per_step = global_batch * train.seq_len
@@ -102,7 +95,7 @@ def _layout_faults(config: RunConfig, ranks: int) -> list[str]:
         ("parallel.context", "train.seq_len", train.seq_len, "the sequence shards", shards),
     ):
         if whole % part:
-            nearest = min((d for d in range(1, whole + 1) if whole % d == 0), key=lambda d: abs(d - part))
+            nearest = min(divisors(whole), key=lambda divisor: abs(divisor - part))
             faults.append(
                 f"{field}: {whole_name} {whole} is not a multiple of {part_name} {part}; nearest allowed: {nearest}"
             )
@@ -193,7 +186,7 @@ def _context_faults(config: RunConfig) -> list[str]:
             )
         return faults
     heads, kv_heads = model.heads // parallel.tensor, max(1, model.kv_heads // parallel.tensor)
-    allowed = [n for n in range(1, heads + 1) if heads % n == 0 and (kv_heads % n == 0 or n % kv_heads == 0)]
+    allowed = [n for n in divisors(heads) if kv_heads % n == 0 or n % kv_heads == 0]
     if parallel.context in allowed:
         return []
     return [
@@ -228,11 +221,3 @@ def _batch(config: RunConfig, data_parallel: int) -> tuple[int, int]:
             f"{train.global_batch_size}; leave one of the two out, or use {accumulation}"
         )
     return train.global_batch_size, accumulation
-
-
-def _refuse_unavailable(config: RunConfig) -> None:
-    for path, allowed in _AVAILABLE.items():
-        section, field = path.split(".")
-        value = getattr(getattr(config, section), field)
-        if value not in allowed:
-            raise UserError(f"{path}: {value} is not available yet; use {' or '.join(map(str, allowed))}")

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from polarlm.config.deck import from_environment
 from polarlm.config.errors import UserError
+from polarlm.config.files import check_inside
 from polarlm.config.layout import resolve_layout
 from polarlm.config.model import ModelConfig
 from polarlm.config.presets import preset_leaves
@@ -19,6 +20,7 @@ from polarlm.config.run import RunConfig
 from polarlm.config.sources import Leaves, Value, as_tree, from_flags, from_yaml, merge
 
 _SYNTHETIC_STEPS = 20
+_TOLD = 20  # faults in one message
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ def load_run(
     Raises:
         UserError: whatever is wrong, one line a fault, each with the field, where it was given, and the mend.
     """
-    file_leaves = from_yaml(path) if path else {}
+    file_leaves = _given(from_yaml(path)) if path else {}
     flag_leaves = from_flags(flags)
     ranks = merge(file_leaves, flag_leaves).get("parallel.ranks")
     world = ranks.value if ranks and isinstance(ranks.value, int) and ranks.value > 0 else devices
@@ -70,6 +72,13 @@ def load_run(
     config = _with_origins(leaves, resolve_layout, config, devices)
     config, raised = _with_positions(config)
     return LoadedRun(config, notes + raised)
+
+
+def _given(leaves: Leaves) -> Leaves:
+    """Without empty values, and sections whose lines are all commented out; an unknown key remains, to be refused."""
+    fields = field_paths(RunConfig)
+    known = fields.keys() | {name.rpartition(".")[0] for name in fields}
+    return {key: leaf for key, leaf in leaves.items() if leaf.value is not None or key not in known}
 
 
 def _merge_all(*sources: Leaves) -> tuple[Leaves, list[str]]:
@@ -91,8 +100,19 @@ def _merge_all(*sources: Leaves) -> tuple[Leaves, list[str]]:
         if preset and fields and (before is None or before.value != preset.value):
             notes.append(f"the preset {preset.value} replaces {', '.join(fields)} ({merged[fields[0]].origin})")
             merged = {key: leaf for key, leaf in merged.items() if key not in fields}
+        if _divides_anew(merged, source):
+            stands = f"train.global_batch_size ({merged['train.global_batch_size'].origin}) stands"
+            notes.append(f"{stands}, and train.gradient_accumulation_steps follows from it")
+            del merged["train.gradient_accumulation_steps"]
         merged = merge(merged, source)
     return merged, notes
+
+
+def _divides_anew(merged: Leaves, source: Leaves) -> bool:
+    """Whether the batch is said twice, as in a run's own config.yaml, and a later source divides it otherwise."""
+    batch = {"train.global_batch_size", "train.gradient_accumulation_steps"}
+    divisors = [key for key in source if key.startswith("parallel.") or key == "train.micro_batch_size"]
+    return bool(divisors) and batch <= merged.keys() and not batch & source.keys()
 
 
 def _is_endless(leaves: Leaves) -> bool:
@@ -112,9 +132,24 @@ def load_run_folder(folder: Path) -> RunConfig:
         UserError: the folder holds no run, or its config.yaml is damaged.
     """
     path = folder / "config.yaml"
-    if not path.exists():
+    if not path.is_file():
         raise UserError(f"{folder}: no config.yaml there, so this is not a run folder")
-    return _validate(from_yaml(path))
+    check_inside(path, folder)
+    return _validate(_given(from_yaml(path)))
+
+
+def run_of(record: Any, where: Path) -> RunConfig:
+    """The run that a checkpoint was saved in, from its record of it.
+
+    Raises:
+        UserError: it is no run.
+    """
+    try:
+        return RunConfig.model_validate(record)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        path = ".".join(map(str, fault["loc"]))
+        raise UserError(f"{where}: the run that it was saved in is damaged ({path}: {fault['msg']})") from None
 
 
 def dump_run(config: RunConfig) -> str:
@@ -151,7 +186,9 @@ def _validate(leaves: Leaves) -> RunConfig:
     except ValidationError as error:
         if "model.preset" in leaves:
             leaves = preset_leaves(leaves["model.preset"].value) | leaves
-        raise UserError("\n".join(_describe(fault, leaves) for fault in error.errors())) from None
+        faults = error.errors()
+        more = [f"and {len(faults) - _TOLD} faults more"] if len(faults) > _TOLD else []
+        raise UserError(*(_describe(fault, leaves) for fault in faults[:_TOLD]), *more) from None
 
 
 def check_preset(name: str) -> ModelConfig:
@@ -194,8 +231,8 @@ def _with_origins(leaves: Leaves, step: Any, *arguments: Any) -> Any:
     try:
         return step(*arguments)
     except UserError as error:
-        faults = (fault.partition(": ") for fault in str(error).splitlines())
-        raise UserError("\n".join(_placed(path, message, leaves) for path, _, message in faults)) from None
+        faults = (fault.partition(": ") for fault in error.args)
+        raise UserError(*(_placed(path, message, leaves) for path, _, message in faults)) from None
 
 
 def _near(path: str) -> str:

@@ -2,10 +2,11 @@
 
 from typing import Any, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, model_validator
 
+from polarlm.config.divisors import divisors
 from polarlm.config.presets import FAMILIES, default_ffn, preset_named
-from polarlm.config.section import Section
+from polarlm.config.section import LARGEST_SIZE, Many, Section, Size
 
 
 class RopeScaling(Section):
@@ -14,7 +15,7 @@ class RopeScaling(Section):
     factor: PositiveFloat = 8.0
     low_freq_factor: PositiveFloat = 1.0
     high_freq_factor: PositiveFloat = 4.0
-    original_max_positions: PositiveInt = 8192
+    original_max_positions: Size = 8192
 
 
 class ModelConfig(Section):
@@ -22,14 +23,14 @@ class ModelConfig(Section):
 
     preset: str | None = Field(None, description="a named shape; the other fields override it; `--model KEY` for short")
     family: Literal["gpt", "llama"] = Field("gpt", description="sets the switches below that are not given")
-    layers: PositiveInt = Field(description="number of transformer blocks")
-    hidden: PositiveInt = Field(description="width H of the residual stream")
-    heads: PositiveInt = Field(description="query heads A")
-    kv_heads: PositiveInt = Field(description="key and value heads K; by default as many as heads")
-    head_dim: PositiveInt = Field(description="width D of a head; by default hidden / heads")
-    ffn: PositiveInt = Field(description="feed-forward width F")
-    vocab_size: PositiveInt | None = Field(None, description="rows V of the embedding; by default the tokenizer's")
-    max_positions: PositiveInt | None = Field(None, description="longest sequence; by default train.seq_len")
+    layers: Many = Field(description="number of transformer blocks")
+    hidden: Size = Field(description="width H of the residual stream")
+    heads: Many = Field(description="query heads A")
+    kv_heads: Size = Field(description="key and value heads K; by default as many as heads")
+    head_dim: Size = Field(description="width D of a head; by default hidden / heads")
+    ffn: Size = Field(description="feed-forward width F")
+    vocab_size: Size | None = Field(None, description="rows V of the embedding; by default the tokenizer's")
+    max_positions: Size | None = Field(None, description="longest sequence; by default train.seq_len")
     position_embedding: Literal["learned", "rotary"] = Field(description="how a token knows its place")
     norm: Literal["layernorm", "rmsnorm"] = Field(description="normalisation before each sub-layer and the head")
     norm_eps: PositiveFloat = Field(description="added to the variance in the normalisation")
@@ -49,7 +50,7 @@ class ModelConfig(Section):
         """Complete the user's fields; wrong types are left for the field's own check to report."""
         if not isinstance(given, dict):
             return given
-        given = {key: value for key, value in given.items() if value is not None}
+        given = {key: value for key, value in given.items() if value is not None or key not in cls.model_fields}
         if isinstance(given.get("preset"), bool):
             raise ValueError("preset: needs a name, such as GPT125M; `polarlm models` lists them")
         # A resolved run says every field, and so reads the same where its user's presets are others.
@@ -86,11 +87,10 @@ class ModelConfig(Section):
 
 def _whole(value: Any) -> int | None:
     try:
-        return int(value) if int(value) > 0 else None
-    except (TypeError, ValueError):
+        return int(value) if 0 < int(value) <= LARGEST_SIZE else None
+    except (TypeError, ValueError, OverflowError):
         return None
 
 
 def _nearest_divisor(of: int, to: int) -> str:
-    nearest = min((d for d in range(1, of + 1) if of % d == 0), key=lambda d: abs(d - to))
-    return f"nearest allowed: {nearest}"
+    return f"nearest allowed: {min(divisors(of), key=lambda divisor: abs(divisor - to))}"

@@ -105,13 +105,15 @@ def preset_named(name: str) -> Preset:
 
 def preset_leaves(name: Any) -> Leaves:
     """The fields of a user's own preset by their paths in a run, each with its file and line; none for one of ours."""
-    return {f"model.{field}": leaf for field, leaf in _own_presets().get(name, {}).items()}
+    return {f"model.{field}": leaf for field, leaf in _own_presets().get(str(name), {}).items()}
 
 
 def _own_presets() -> dict[str, Leaves]:
     path = user_presets_path()
     own: dict[str, Leaves] = {}
     for key, leaf in (from_yaml(path) if path.is_file() else {}).items():
+        if leaf.value is None:
+            continue
         name, _, field = key.partition(".")
         if not field:
             raise UserError(

@@ -1,5 +1,6 @@
 """A run, as a user writes it: the sections of the YAML file and what each field means."""
 
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -14,7 +15,7 @@ from pydantic import (
 )
 
 from polarlm.config.model import ModelConfig
-from polarlm.config.section import Section
+from polarlm.config.section import Many, Section, Size
 
 _A_YEAR_S = 31_536_000  # a system's timer takes no end of seconds
 _Decay = Annotated[float, Field(ge=0, lt=1)]
@@ -43,7 +44,7 @@ class DataConfig(Section):
     tokenizer: str | None = Field(
         None, description="`bytes`, or a tokenizer's folder or file; by default the one the data was prepared with"
     )
-    split: list[NonNegativeFloat] = Field(
+    split: list[Annotated[float, Field(ge=0, le=1e15)]] = Field(
         [969, 30, 1], min_length=3, max_length=3, description="documents for training : validation : test"
     )
     mask_documents: bool = Field(False, description="tokens attend only within their own document")
@@ -85,24 +86,45 @@ class ScheduleConfig(Section):
     min_lr: NonNegativeFloat = Field(0.0, description="learning rate at the end of the run")
 
 
+class LossScaleConfig(Section):
+    """What keeps small gradients from vanishing in fp16; other precisions need none."""
+
+    initial: PositiveFloat = Field(65536, description="what the loss is multiplied by at first; a power of two")
+    growth_interval: PositiveInt = Field(2000, description="steps without an overflow after which it doubles")
+
+    @field_validator("initial")
+    @classmethod
+    def _is_exact(cls, initial: float) -> float:
+        if initial < 1 or math.frexp(initial)[0] != 0.5:  # other numbers would round what they scale
+            raise ValueError(f"should be a power of two, 1 or more, such as {max(1, 2 ** round(math.log2(initial)))}")
+        return initial
+
+
 class TrainConfig(Section):
     """How long, how much at a time, and how."""
 
     steps: PositiveInt | None = Field(None, description="optimizer steps of the whole run")
     tokens: PositiveInt | None = Field(None, description="length of the run in tokens, instead of steps")
-    seq_len: PositiveInt = Field(1024, description="sequence length S in tokens")
-    micro_batch_size: PositiveInt = Field(1, description="sequences a rank takes through the model at once")
-    global_batch_size: PositiveInt | None = Field(None, description="sequences an optimizer step takes, over all ranks")
-    gradient_accumulation_steps: PositiveInt | None = Field(None, description="microbatches a step; or the above")
+    seq_len: Size = Field(1024, description="sequence length S in tokens")
+    micro_batch_size: Size = Field(1, description="sequences a rank takes through the model at once")
+    global_batch_size: Size | None = Field(None, description="sequences an optimizer step takes, over all ranks")
+    gradient_accumulation_steps: Size | None = Field(None, description="microbatches a step; or the above")
     precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="type of the matrix products")
+    loss_scale: LossScaleConfig = LossScaleConfig()
     recompute: Literal["none", "selective", "full"] = Field("none", description="activations recomputed in backward")
-    recompute_every: PositiveInt = Field(1, description="only every n-th block recomputes")
+    recompute_every: Size = Field(1, description="only every n-th block recomputes")
+    tile: NonNegativeInt = Field(
+        0, description="tokens of a sequence that norm and feed-forward take at a time, to hold less; 0 is all"
+    )
     z_loss: NonNegativeFloat = Field(0.0, description="weight of (log of the softmax's sum)², PaLM's 1e-4")
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="share of the target spread over the vocabulary")
     attention: Literal["auto", "flash", "math"] = Field(
         "auto", description="kernel: what the device is fastest with, a fused one or an error, or plain products"
     )
     compile: bool = Field(False, description="compile each block with torch.compile")
+    deterministic: bool = Field(
+        False, description="two runs of one layout are equal to the bit, which costs some speed"
+    )
     init_from: str | None = Field(None, description="a run or checkpoint whose weights (only) this new run starts from")
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
@@ -121,7 +143,7 @@ class TrainConfig(Section):
         description="seconds after which a run that takes no step ends, each rank saying where it is; 0 is never",
     )
     eval_every: NonNegativeInt = Field(0, description="steps between evaluations; 0 is never")
-    eval_samples: PositiveInt | None = Field(None, description="validation sequences a pass; by default all of them")
+    eval_samples: Size | None = Field(None, description="validation sequences a pass; by default all of them")
 
     @model_validator(mode="after")
     def _check(self) -> "TrainConfig":
@@ -146,26 +168,26 @@ class TrainConfig(Section):
 class ParallelConfig(Section):
     """How the run is laid over the ranks; world = tensor x pipeline x context x data."""
 
-    ranks: PositiveInt | None = Field(None, description="processes; by default every device, or one on a CPU")
+    ranks: Many | None = Field(None, description="processes; by default every device, or one on a CPU")
     zero_stage: Literal[0, 1, 2, 3] = Field(0, description="what data-parallel ranks share out (arXiv 1910.02054)")
-    hybrid: PositiveInt | None = Field(
+    hybrid: Many | None = Field(
         None, description="data-parallel ranks of a group that shares out; the groups repeat it; by default all"
     )
     offload: Literal["none", "optimizer", "parameters"] = Field(
         "none", description="what stays in host memory: the moments, or the parameters too between their uses"
     )
-    tensor: PositiveInt = Field(1, description="ranks that share each matrix")
-    pipeline: PositiveInt = Field(1, description="ranks that share the layers, each a run of them or several")
+    tensor: Many = Field(1, description="ranks that share each matrix")
+    pipeline: Many = Field(1, description="ranks that share the layers, each a run of them or several")
     pipeline_schedule: Annotated[PipelineSchedule, BeforeValidator(_in_lower_case)] = Field(
         "1f1b", description="order in which stages take microbatches forward and backward"
     )
-    pipeline_split: Annotated[list[PositiveInt] | None, BeforeValidator(_as_list)] = Field(
+    pipeline_split: Annotated[list[Many] | None, BeforeValidator(_as_list)] = Field(
         None, description="layers of each stage in order; by default balanced by cost, the head's counted"
     )
-    pipeline_stages_per_rank: PositiveInt | None = Field(
+    pipeline_stages_per_rank: Many | None = Field(
         None, description="stages of a rank; by default 2 for the schedules that need several, else 1"
     )
-    context: PositiveInt = Field(1, description="ranks that share each sequence")
+    context: Many = Field(1, description="ranks that share each sequence")
     context_method: Literal["ring", "ulysses"] = Field("ring", description="how attention crosses sequence shards")
 
     @property

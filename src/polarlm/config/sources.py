@@ -11,10 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from yaml.constructor import ConstructorError
 
 from polarlm.config.errors import UserError
+from polarlm.config.files import names_file
 
+_MOST_BYTES = 2**18
 _MOST_NODES = 10_000  # a file that grows past this by its aliases is not a configuration
+_DEEPEST = 50
+_TAG = "tag:yaml.org,2002:"
 
 
 @dataclass(frozen=True)
@@ -32,38 +37,77 @@ Leaves = dict[str, Value]
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2 scalars: `1e-5` is a number, `on` and `12:30` are text."""
+    """YAML 1.2 scalars: `1e-5` is a number, `on` and `12:30` are text. Mappings, lists and scalars are all there is."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """A node with all below it, as far down as a run file goes."""
+        self._depth += 1
+        if self._depth > _DEEPEST:
+            raise yaml.YAMLError(f"nested deeper than {_DEEPEST} levels")
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+    def get_single_node(self) -> Any:
+        """The document's root, or None; it is known by now how much its aliases stand for, and that no tag lies."""
+        root = super().get_single_node()
+        waiting, count = [] if root is None else [root], 0
+        while waiting:
+            node = waiting.pop()
+            count += 1
+            if count > _MOST_NODES:
+                raise yaml.YAMLError(f"more than {_MOST_NODES} values, with all that its aliases stand for")
+            if node.tag not in self._tags_of(node):
+                kind = node.tag.removeprefix(_TAG)
+                raise ConstructorError(None, None, f"the tag {kind!r} does not fit; leave it out", node.start_mark)
+            if isinstance(node, yaml.MappingNode):
+                waiting += [each for pair in node.value for each in pair]
+            elif isinstance(node, yaml.SequenceNode):
+                waiting += node.value
+        return root
+
+    def _tags_of(self, node: Any) -> tuple[str, ...]:
+        untyped: Any = self
+        if isinstance(node, yaml.ScalarNode):
+            return f"{_TAG}str", untyped.resolve(yaml.ScalarNode, node.value, (True, False))
+        return (f"{_TAG}map" if isinstance(node, yaml.MappingNode) else f"{_TAG}seq",)
 
 
 _Loader.yaml_implicit_resolvers = {}
 for _tag, _pattern, _first in (
     ("bool", r"^(?:true|True|TRUE|false|False|FALSE)$", "tTfF"),
     ("null", r"^(?:~|null|Null|NULL|)$", ["~", "n", "N", ""]),
-    ("int", r"^[-+]?[0-9][0-9_]*$", "-+0123456789"),
-    ("float", r"^[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?$", "-+.0123456789"),
+    ("int", r"^[-+]?[0-9][0-9_]{0,99}$", "-+0123456789"),
+    ("float", r"^[-+]?(?:[0-9][0-9_]*(?:\.[0-9_]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?$", "-+.0123456789"),
 ):
-    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(_pattern), list(_first))
+    _Loader.add_implicit_resolver(f"{_TAG}{_tag}", re.compile(_pattern), list(_first))
+# YAML 1.2 has no octal `010`.
+_Loader.add_constructor(f"{_TAG}int", lambda loader, node: int(node.value.replace("_", "")))
 
 
 def parse_scalar(text: str) -> Any:
     """The value a YAML file would give for this text; text that is not YAML is itself."""
     try:
         return yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, RecursionError):
         return text
 
 
 def from_yaml(path: Path) -> Leaves:
-    """The leaves of a run file, each with its file and line.
+    """The leaves of a run file, each with its file and line; of an empty value, None.
 
     Raises:
         UserError: no such file, not UTF-8, not YAML, not a mapping, a key given twice.
     """
     try:
-        loader = _Loader(path.read_text(encoding="utf-8"))
+        loader = _Loader(_read_text(path))
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; `polarlm init {path}` writes one to start from") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:  # the last for what is no character of a text
+    except (ValueError, yaml.YAMLError) as error:  # what is not UTF-8, or no character of a text
         raise UserError(f"{path}: cannot be read ({str(error).splitlines()[0]})") from None
     try:
         root = loader.get_single_node()
@@ -76,8 +120,6 @@ def from_yaml(path: Path) -> Leaves:
             if key in leaves:
                 raise UserError(f"{value.origin}: {key} is given twice (before: {leaves[key].origin})")
             leaves[key] = value
-            if len(leaves) > _MOST_NODES:
-                raise UserError(f"{path}: more than {_MOST_NODES} values; this is not a run file")
         return leaves
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
@@ -88,11 +130,18 @@ def from_yaml(path: Path) -> Leaves:
         loader.dispose()
 
 
+def _read_text(path: Path) -> str:
+    with names_file(path), path.open("rb") as file:  # a pipe, too
+        content = file.read(_MOST_BYTES + 1)
+    if len(content) > _MOST_BYTES:
+        raise UserError(f"{path}: is larger than {_MOST_BYTES} bytes, so no run file; put long lists in data.file_list")
+    return content.decode()
+
+
 def _walk(loader: _Loader, node: Any, path: Path, prefix: tuple[str, ...]) -> Iterator[tuple[str, Value]]:
-    if node.tag != "tag:yaml.org,2002:map":
-        value = loader.construct_object(node, deep=True)  # a tag that YAML itself does not know is refused here
-        if value is not None:  # an empty value, or a section whose lines are all commented out, is not given
-            yield ".".join(prefix), Value(value, f"{path}:{node.start_mark.line + 1}")
+    if not isinstance(node, yaml.MappingNode):
+        value = loader.construct_object(node, deep=True)
+        yield ".".join(prefix), Value(value, f"{path}:{node.start_mark.line + 1}")
         return
     for key_node, value_node in node.value:
         # A mapping inside a list is a value; a mapping under a key is a section.

@@ -8,12 +8,12 @@ out batches. No torch: arrays are numpy's.
 from polarlm.data.blend import BlendedSamples, read_paths
 from polarlm.data.compress import compressed_bits_per_byte
 from polarlm.data.indexed import IndexedDataset, IndexedWriter, merge, pointers_of, smallest_dtype
-from polarlm.data.loader import AnySamples, Batch, Loader, batch_of, open_split, tokenizer_of
+from polarlm.data.loader import AnySamples, Batch, Loader, batch_of, check_tokenizer, open_split, tokenizer_of
 from polarlm.data.manifest import compare_whole
 from polarlm.data.prepare import prepare
 from polarlm.data.readers import read_texts
 from polarlm.data.samples import Samples, SyntheticSamples, permute, split_documents
-from polarlm.data.tokenizer import TextStream, Tokenizer, load_tokenizer, train_tokenizer
+from polarlm.data.tokenizer import TextStream, Tokenizer, load_run_tokenizer, load_tokenizer, train_tokenizer
 
 __all__ = [
     "AnySamples",
@@ -27,8 +27,10 @@ __all__ = [
     "TextStream",
     "Tokenizer",
     "batch_of",
+    "check_tokenizer",
     "compare_whole",
     "compressed_bits_per_byte",
+    "load_run_tokenizer",
     "load_tokenizer",
     "merge",
     "open_split",

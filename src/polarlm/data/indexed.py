@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from polarlm.config import UserError
+from polarlm.config import UserError, check_inside
 from polarlm.data.aside import aside_of, mark_as_written, names_output, remove_abandoned, to_disk
 from polarlm.data.manifest import compare_samples, read_manifest, write_manifest
 from polarlm.data.output import make_folder, remove_empty
@@ -28,6 +28,7 @@ _MAGIC = b"MMIDIDX\x00\x00"
 _VERSION = 1
 _HEADER = struct.Struct("<9sQBQQ")
 _DTYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.uint16}  # the integer ones
+_CHECKED_BYTES = 2**20  # of an index that opening reads whole
 _CODES = {np.dtype(dtype): code for code, dtype in _DTYPES.items()}
 
 
@@ -54,7 +55,9 @@ class IndexedDataset:
         manifest: what `polarlm data prepare` recorded in `PREFIX.json`, or None.
 
     Raises:
-        UserError: a file is missing, damaged, not of this format, or not the one that the manifest describes.
+        UserError: a file is missing, damaged, not of this format, not the one that the manifest describes, or a link
+            that leads out of its folder. The middle of an index, which opening does not read, is refused where it is
+            used; `check_index` reads it whole.
     """
 
     def __init__(self, prefix: str | Path) -> None:
@@ -63,6 +66,7 @@ class IndexedDataset:
         for path in (index_path, ids_path):
             if not path.is_file():
                 raise UserError(f"data.paths: {path} is not there; `polarlm data prepare` makes it")
+            check_inside(path, path.parent)
         self.dtype, sequences = _read_header(index_path)
         index = _map(index_path, np.dtype(np.uint8))[_HEADER.size :]
         sizes, pointers = 4 * sequences, 8 * sequences
@@ -101,7 +105,14 @@ class IndexedDataset:
     def document_start(self, number: int) -> int:
         """Place of a document's first id in the stream of all ids; for the number `documents`, the stream's end."""
         sequence = int(self.document_index[number])
-        return int(self.pointers[sequence]) // self.dtype.itemsize if sequence < len(self) else self.tokens
+        if sequence == len(self):
+            return self.tokens
+        if not 0 <= sequence < len(self):
+            raise self.damaged(f"document {number} begins with sequence {sequence} of {len(self)}")
+        place, rest = divmod(int(self.pointers[sequence]), self.dtype.itemsize)
+        if rest or not 0 <= place <= self.tokens:
+            raise self.damaged(f"sequence {sequence} begins at byte {self.pointers[sequence]}")
+        return place
 
     def document_at(self, place: int) -> int:
         """The document that holds a place of the stream of all ids."""
@@ -110,12 +121,32 @@ class IndexedDataset:
 
     def document_starts(self) -> np.ndarray:
         """`document_start` of each document and of the end, int64 [documents + 1]."""
+        self.check_index()
         ends = np.append(self.pointers, self.tokens * self.dtype.itemsize)
         return ends[self.document_index] // self.dtype.itemsize
 
     def read(self, start: int, count: int) -> np.ndarray:
-        """`count` ids of the stream of all ids, from place `start`."""
+        """`count` ids of the stream of all ids, from place `start`, as far as there are."""
+        if start < 0 or count < 0:  # which numpy would count from the end
+            raise self.damaged(f"there are no {count} tokens from {start} on")
         return self._ids[start : start + count]
+
+    def check_index(self) -> None:
+        """Read the whole index.
+
+        Raises:
+            UserError: its sequences do not lie one after the other, or its documents are not in order.
+        """
+        ends = self.pointers + self.sizes.astype(np.int64) * self.dtype.itemsize
+        starts = np.concatenate([np.zeros(1, np.int64), ends[:-1]])[: len(self)]
+        if (self.sizes < 0).any() or not np.array_equal(self.pointers, starts):
+            raise self.damaged("its sequences do not lie one after the other")
+        if (self.document_index[1:] < self.document_index[:-1]).any():
+            raise self.damaged("its documents are not in order")
+
+    def damaged(self, fault: str) -> UserError:
+        """What to raise where the index says what cannot be."""
+        return UserError(f"{self.prefix}.idx: {fault}; the file is damaged, prepare the data again")
 
     def _check_ends(self, index_path: Path, ids_path: Path) -> None:
         """Refuse files that do not belong together, among them those of a writer whose sizes left out a token."""
@@ -127,19 +158,26 @@ class IndexedDataset:
             )
         end = int(self.pointers[-1]) + int(self.sizes[-1]) * self.dtype.itemsize if len(self) else 0
         forgotten = ids_path.stat().st_size - end == self.documents * self.dtype.itemsize > 0
-        if forgotten and np.diff(self.document_index).all():
+        if forgotten and (self.document_index[1:] > self.document_index[:-1]).all():
             _log.warning(
                 "%s: an old writer left the end-of-document token out of its sizes; it is counted in", index_path
             )
             self.sizes = np.array(self.sizes)
             self.sizes[self.document_index[1:] - 1] += 1  # the last sequence of each document
             self.pointers = pointers_of(self.sizes, self.dtype.itemsize)
-            return
+            end = int(self.pointers[-1]) + int(self.sizes[-1]) * self.dtype.itemsize
         if end != ids_path.stat().st_size:
             raise UserError(
                 f"{ids_path}: has {ids_path.stat().st_size} bytes and its index accounts for {end}; "
                 "the two do not belong together, prepare the data again"
             )
+        if ids_path.stat().st_size % self.dtype.itemsize:
+            raise UserError(
+                f"{ids_path}: has {ids_path.stat().st_size} bytes, which are no whole {self.dtype.name} ids; "
+                "the file is cut or damaged, prepare the data again"
+            )
+        if index_path.stat().st_size <= _CHECKED_BYTES:
+            self.check_index()
 
 
 def merge(prefixes: Sequence[str], output: Path) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from polarlm.config import DataConfig, UserError
 from polarlm.data.blend import BlendedSamples, read_paths
 from polarlm.data.indexed import IndexedDataset
 from polarlm.data.samples import Samples, SyntheticSamples, split_documents
+from polarlm.data.tokenizer import Tokenizer
 
 _Part = Literal["train", "validation", "test"]
 _PARTS: tuple[_Part, ...] = get_args(_Part)
@@ -134,7 +135,7 @@ def _open_part(prefix: str, data: DataConfig, seq_len: int, seed: int, which: _P
             f"leave it out, or make it {needed}"
         )
     start, stop = split_documents(dataset.documents, data.split)[_PARTS.index(which)]
-    samples = Samples(dataset, (start, stop), seq_len, seed, shuffle=which == "train")
+    samples = Samples(dataset, (start, stop), seq_len, seed, shuffle=which == "train", vocab_size=vocab_size)
     if not samples.count():
         raise UserError(
             f"data.split: {data.split} leaves {which} {stop - start} of the {dataset.documents} documents of "
@@ -142,6 +143,21 @@ def _open_part(prefix: str, data: DataConfig, seq_len: int, seed: int, which: _P
             f"give {which} a larger share, or lower train.seq_len"
         )
     return samples
+
+
+def check_tokenizer(data: DataConfig, tokenizer: Tokenizer, named: str) -> None:
+    """Refuse a tokenizer, `named` so, that is another than a dataset's manifest says it was prepared with.
+
+    Raises:
+        UserError: names the two.
+    """
+    for path in [] if data.is_synthetic else read_paths(data):
+        recorded = (IndexedDataset(path.prefix).manifest or {}).get("tokenizer", {}).get("digest")
+        if recorded not in (None, tokenizer.digest):
+            raise UserError(
+                f"data.tokenizer: {named} is another than {path.prefix} was prepared with (digest {tokenizer.digest}, "
+                f"not {recorded}); bring that one back, or prepare the data again"
+            )
 
 
 def tokenizer_of(data: DataConfig) -> str:
@@ -156,7 +172,7 @@ def tokenizer_of(data: DataConfig) -> str:
         path.prefix: (IndexedDataset(path.prefix).manifest or {}).get("tokenizer", {}) for path in read_paths(data)
     }
     for prefix, tokenizer in recorded.items():
-        if "path" not in tokenizer:
+        if tokenizer.get("path") is None:
             raise UserError(f"data.tokenizer: {prefix} does not say how it was prepared; name its tokenizer")
     if len({tokenizer.get("digest") for tokenizer in recorded.values()}) > 1:
         raise UserError(

@@ -11,11 +11,35 @@ import os
 from pathlib import Path
 from typing import Any
 
-from polarlm.config import UserError
+from pydantic import Field, NonNegativeInt
+
+from polarlm.config import Record, UserError, check_inside, read_json
 from polarlm.data.aside import aside_of, mark_as_written, names_output, to_disk
 
 _SUFFIXES = (".bin", ".idx")
 _BLOCKS, _BLOCK_BYTES = 16, 4096  # of the sample; a file of no more bytes is sampled whole
+
+
+class _Tokenizer(Record):
+    path: str | None = None
+    digest: str | None = None
+    vocab_size: NonNegativeInt = 0
+
+
+class _File(Record):
+    size: NonNegativeInt
+    sha256: str
+    sample_sha256: str = ""
+
+
+class _Manifest(Record):
+    documents: NonNegativeInt = 0
+    tokens: NonNegativeInt = 0
+    bytes: NonNegativeInt = 0
+    skipped: NonNegativeInt = 0
+    skipped_bad: NonNegativeInt = 0
+    tokenizer: _Tokenizer = _Tokenizer()
+    files: dict[str, _File] = Field(default_factory=dict)
 
 
 def write_manifest(prefix: str | Path, described: dict[str, Any]) -> dict[str, Any]:
@@ -41,25 +65,14 @@ def read_manifest(prefix: str | Path) -> dict[str, Any] | None:
     """The manifest; None where there is none.
 
     Raises:
-        UserError: it is not JSON, or not a manifest.
+        UserError: it is not JSON, not a manifest, or a link that leads out of its folder.
     """
     path = Path(f"{prefix}.json")
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        check_inside(path, path.parent)
+        return read_json(path, _Manifest, what="a manifest as `polarlm data prepare` writes it", mend="remove it")
     except FileNotFoundError:
         return None
-    except ValueError as error:
-        raise UserError(f"{path}: is not the JSON that `polarlm data prepare` writes ({error}); remove it") from None
-    if not _is_manifest(manifest):
-        raise UserError(f"{path}: is not a manifest as `polarlm data prepare` writes it; remove it")
-    return manifest
-
-
-def _is_manifest(value: Any) -> bool:
-    """Whether its parts are mappings where mappings are looked for."""
-    if not isinstance(value, dict) or not isinstance(value.get("files", {}), dict):
-        return False
-    return all(isinstance(part, dict) for part in (value.get("tokenizer", {}), *value.get("files", {}).values()))
 
 
 def compare_samples(prefix: str | Path, manifest: dict[str, Any] | None) -> None:
@@ -70,7 +83,7 @@ def compare_samples(prefix: str | Path, manifest: dict[str, Any] | None) -> None
     """
     for path, entry in _described(prefix, manifest):
         _compare(path, entry, "size", path.stat().st_size)
-        if "sample_sha256" in entry:
+        if entry.get("sample_sha256"):
             _compare(path, entry, "sample_sha256", _sample_digest(path))
 
 

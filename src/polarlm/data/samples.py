@@ -24,16 +24,23 @@ class Samples:
     """The samples of a split in their global order, which depends on (seed, data) and nothing else."""
 
     def __init__(
-        self, dataset: IndexedDataset, documents: tuple[int, int], seq_len: int, seed: int, shuffle: bool = True
+        self,
+        dataset: IndexedDataset,
+        documents: tuple[int, int],
+        seq_len: int,
+        seed: int,
+        shuffle: bool = True,
+        vocab_size: int | None = None,
     ) -> None:
         """
         Args:
             documents: first document and the one after the last.
             seq_len: s, the tokens a sample trains on.
             shuffle: without it, position and id are the same.
+            vocab_size: the model's, which has no room for larger ids; None takes any.
         """
         self.seq_len = seq_len
-        self._dataset, self._seed, self._shuffle = dataset, seed, shuffle
+        self._dataset, self._seed, self._shuffle, self._vocab_size = dataset, seed, shuffle, vocab_size
         self._start, stop = (dataset.document_start(number) for number in documents)
         self.tokens = stop - self._start
 
@@ -58,9 +65,19 @@ class Samples:
         return first + permute(position - first, stop - first, f"{self._seed}:{epoch}")
 
     def tokens_of(self, sample: int) -> np.ndarray:
-        """int64 [s + 1]: the sample's inputs and, one later, its targets."""
+        """int64 [s + 1]: the sample's inputs and, one later, its targets.
+
+        Raises:
+            UserError: one is beyond the model's vocabulary.
+        """
         runs = [self._dataset.read(start, count) for start, count in self._runs(sample, self.seq_len + 1)]
-        return np.concatenate(runs, dtype=np.int64)
+        ids = np.concatenate(runs, dtype=np.int64)
+        if self._vocab_size is not None and not 0 <= ids.min() <= ids.max() < self._vocab_size:
+            raise UserError(
+                f"{self._dataset.prefix}.bin: holds ids from {ids.min()} to {ids.max()}, and model.vocab_size is "
+                f"{self._vocab_size}; the file is damaged or of another tokenizer, prepare the data again"
+            )
+        return ids
 
     def document_ids(self, sample: int) -> np.ndarray:
         """int32 [s]: which of the sample's documents each input token is of, counted from 0."""
@@ -70,7 +87,10 @@ class Samples:
             begins[place] = 1  # where the split begins anew a document does too, were it the only one
             first, last = self._dataset.document_at(start), self._dataset.document_at(start + count - 1)
             for document in range(first + 1, last + 1):
-                begins[place + self._dataset.document_start(document) - start] = 1
+                offset = self._dataset.document_start(document) - start
+                if not 0 <= offset < count:
+                    raise self._dataset.damaged("its documents are not in order")
+                begins[place + offset] = 1
             place += count
         return np.cumsum(begins, dtype=np.int32) - 1
 

@@ -1,7 +1,7 @@
 """Text to token ids and back."""
 
 import hashlib
-import json
+import os
 import re
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -12,7 +12,8 @@ import numpy as np
 import tokenizers
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 
-from polarlm.config import UserError
+from polarlm.config import Record, UserError, check_inside, leads_outside, parse_json, read_bytes, read_json
+from polarlm.data.foreign import MOST_BYTES, blames, check_ids, read_engine
 from polarlm.data.output import make_folder, remove_empty
 
 END_OF_DOCUMENT = "<|endoftext|>"
@@ -21,6 +22,7 @@ _END_NAMES = (END_OF_DOCUMENT, "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>")
 _FILES = ("tokenizer.json", "tokenizer_config.json")
 _GPT2_FILES = {"vocab.json": "merges.txt", "encoder.json": "vocab.bpe"}
 _SENTENCEPIECE = "tokenizer.model"
+_SILENT = 4  # a level above every message of that library, whose errors are told here
 _FALLBACK_BYTE = re.compile("<0x[0-9A-F]{2}>")  # a byte of a character that the vocabulary has no token for
 _BYTES_FILE = b'{"polarlm": "bytes"}\n'  # what stands for the tokenizer without files in a folder
 
@@ -55,6 +57,14 @@ class Tokenizer(Protocol):
 
     def save(self, folder: Path) -> None:
         """Write it into a folder from which `load_tokenizer` loads the same."""
+
+
+class _Special(Record):
+    content: str
+
+
+class _Settings(Record):
+    eos_token: str | _Special | None = None
 
 
 class ByteTokenizer:
@@ -95,13 +105,17 @@ class HuggingFaceTokenizer:
         Raises:
             UserError: the file is not a tokenizer, or the settings beside it are not JSON.
         """
-        self._files = {_FILES[0]: path.read_bytes()}
+        self._path = path
+        self._files = {_FILES[0]: read_bytes(path, MOST_BYTES)}
         settings_path = path.with_name(_FILES[1])
         settings: dict[str, Any] = {}
-        if path.name == _FILES[0] and settings_path.is_file():
-            self._files[_FILES[1]] = settings_path.read_bytes()
-            settings = _read_settings(settings_path)
-        self._engine = _read_engine(path)
+        if path.name == _FILES[0] and os.path.lexists(settings_path):
+            _check_inside(settings_path)
+            self._files[_FILES[1]] = read_bytes(settings_path, MOST_BYTES)
+            settings = read_json(
+                settings_path, _Settings, what="the JSON of a tokenizer's settings", mend="mend or remove it"
+            )
+        self._engine = read_engine(self._files[_FILES[0]], path)
         self._engine.encode_special_tokens = True
         self._engine.no_padding()
         self._engine.no_truncation()
@@ -116,15 +130,17 @@ class HuggingFaceTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """See `Tokenizer`."""
-        return self._engine.encode(text, add_special_tokens=False).ids
+        return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
         """See `Tokenizer`."""
-        return [encoded.ids for encoded in self._engine.encode_batch_fast(texts, add_special_tokens=False)]
+        with blames(self._path, "cannot encode this text"):
+            return [encoded.ids for encoded in self._engine.encode_batch_fast(texts, add_special_tokens=False)]
 
     def decode(self, ids: Iterable[int]) -> str:
         """See `Tokenizer`."""
-        return self._engine.decode(list(ids), skip_special_tokens=True)
+        with blames(self._path, "cannot decode these ids"):
+            return self._engine.decode(list(ids), skip_special_tokens=True)
 
     def token_bytes(self) -> np.ndarray:
         """See `Tokenizer`."""
@@ -165,11 +181,13 @@ class SentencePieceTokenizer:
             import sentencepiece
         except ImportError:
             raise UserError(f"{path}: running it takes sentencepiece; pip install 'polarlm[data]'") from None
-        self._content = path.read_bytes()
-        try:
+        self._path, self._content = path, read_bytes(path, MOST_BYTES)
+        sentencepiece.SetMinLogLevel(_SILENT)
+        with blames(path, "is not a SentencePiece model"):
             self._engine = sentencepiece.SentencePieceProcessor(model_proto=self._content)
-        except RuntimeError as error:
-            raise UserError(f"{path}: is not a SentencePiece model ({error})") from None
+            if not self._engine.vocab_size():
+                raise ValueError("it has no tokens")
+            self._engine.id_to_piece(list(range(self._engine.vocab_size())))  # each is a text
         self.vocab_size = self._engine.vocab_size()
         self.eod_id = self._engine.eos_id() if self._engine.eos_id() >= 0 else None
         self.digest = hashlib.sha256(self._content).hexdigest()
@@ -177,15 +195,17 @@ class SentencePieceTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """See `Tokenizer`."""
-        return self._engine.encode(text)
+        return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
         """See `Tokenizer`."""
-        return self._engine.encode(texts)
+        with blames(self._path, "cannot encode this text"):
+            return self._engine.encode(texts)
 
     def decode(self, ids: Iterable[int]) -> str:
         """See `Tokenizer`."""
-        return self._engine.decode([int(one) for one in ids])
+        with blames(self._path, "cannot decode these ids"):
+            return self._engine.decode([int(one) for one in ids])
 
     def token_bytes(self) -> np.ndarray:
         """See `Tokenizer`."""
@@ -206,13 +226,13 @@ class SentencePieceTokenizer:
 
 def _from_gpt2_files(vocabulary: Path, merges: Path) -> "HuggingFaceTokenizer":
     """GPT-2's own two files, under either of their names, as the tokenizer.json that they stand for."""
-    try:
-        ids = json.loads(vocabulary.read_text(encoding="utf-8"))
-        lines = merges.read_text(encoding="utf-8").splitlines()
+    with blames(vocabulary, f"and {merges.name} are not GPT-2's vocabulary and merges"):
+        ids = parse_json(read_bytes(vocabulary, MOST_BYTES))
+        check_ids(ids)
+        _check_inside(merges)
+        lines = read_bytes(merges, MOST_BYTES).decode().splitlines()
         pairs = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
         engine = tokenizers.Tokenizer(models.BPE(vocab=ids, merges=pairs))
-    except Exception as error:  # the library raises bare Exception
-        raise UserError(f"{vocabulary}, {merges}: are not GPT-2's vocabulary and merges ({error})") from None
     engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     engine.decoder = decoders.ByteLevel()
     if END_OF_DOCUMENT in ids:
@@ -223,23 +243,9 @@ def _from_gpt2_files(vocabulary: Path, merges: Path) -> "HuggingFaceTokenizer":
         return HuggingFaceTokenizer(path)
 
 
-def _read_engine(path: Path) -> tokenizers.Tokenizer:
-    try:
-        return tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exception
-        raise UserError(f"{path}: is not a tokenizer.json ({error})") from None
-
-
-def _read_settings(path: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads(path.read_bytes()))
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{path}: is not the JSON of a tokenizer's settings ({error}); mend or remove it") from None
-
-
 def _end_name(settings: dict[str, Any], vocabulary: dict[str, int]) -> str | None:
     named = settings.get("eos_token")
-    named = named.get("content") if isinstance(named, dict) else named
+    named = named["content"] if isinstance(named, dict) else named
     return named or next((name for name in _END_NAMES if name in vocabulary), None)
 
 
@@ -261,18 +267,39 @@ def load_tokenizer(where: str | Path) -> Tokenizer:
     return HuggingFaceTokenizer(path)
 
 
+def load_run_tokenizer(run_folder: Path) -> Tokenizer:
+    """The tokenizer that a run keeps in its folder.
+
+    Raises:
+        UserError: there is none, or it is elsewhere.
+    """
+    folder = run_folder / "tokenizer"
+    check_inside(folder, run_folder)
+    return load_tokenizer(folder)
+
+
 def _find_tokenizer(path: Path) -> Path:
     """The file that decides: a tokenizer.json before GPT-2's two files before a SentencePiece model."""
     candidates = [path]
-    if path.is_dir():
+    if os.path.isdir(path):
         candidates = [path / name for name in (_FILES[0], *_GPT2_FILES)] + sorted(path.glob("*.model"))
-    found = next((one for one in candidates if one.is_file()), None)
+    found = next((one for one in candidates if os.path.isfile(one)), None)  # whatever is said for a path
     if found is None:
         raise UserError(
             f"{path}: no tokenizer there; give `bytes`, a SentencePiece .model, or a folder with tokenizer.json "
             "(`polarlm tokenizer train` makes one) or GPT-2's vocab.json and merges.txt"
         )
+    if found != path:
+        _check_inside(found)
     return found
+
+
+def _check_inside(path: Path) -> None:
+    """Refuse a file of a tokenizer's folder that leads out of it; but Hugging Face's cache keeps all files elsewhere in
+    the same repository, `snapshots/REVISION/tokenizer.json -> ../../blobs/DIGEST`."""
+    snapshots = path.absolute().parent.parent
+    if snapshots.name != "snapshots" or leads_outside(path, snapshots.parent / "blobs"):
+        check_inside(path, path.parent)
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int, folder: Path, show_progress: bool = False) -> Tokenizer:

@@ -10,10 +10,20 @@ from collections.abc import Mapping, Sequence
 
 from polarlm.config import UserError
 
-__all__ = ["check_port", "free_port", "interface_to", "is_loopback", "master_address", "own_addresses", "port_of_job"]
+__all__ = [
+    "check_port",
+    "free_port",
+    "interface_to",
+    "is_loopback",
+    "master_address",
+    "own_address_towards",
+    "own_addresses",
+    "port_of_job",
+]
 
 # Above what systems reserve, and below the ports Linux gives to outgoing connections (32768 and up).
 FIRST_PORT, PORTS = 15000, 15000
+_ELSEWHERE = "192.0.2.1"  # a documentation address (RFC 5737): it leads over the default route; nothing is sent
 _SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
 
 
@@ -61,6 +71,13 @@ def master_address(addresses: Sequence[str], is_here: bool) -> tuple[str, str]:
     return first, "the first host; it means loopback here, and no way to the others was found: set MASTER_ADDR"
 
 
+def own_address_towards(others: Sequence[str]) -> str:
+    """The address under which these machines reach this one; its loopback address when it has no other."""
+    towards = (_source_address(other) for other in (*others, _ELSEWHERE))
+    known = [address for address in (*towards, *sorted(own_addresses())) if address]
+    return next((address for address in known if not is_loopback(address)), "127.0.0.1")
+
+
 def own_addresses() -> set[str]:
     """The IPv4 addresses of this machine."""
     return set(_interfaces())
@@ -74,7 +91,7 @@ def interface_to(address: str) -> str | None:
     """
     own = _source_address(address)
     if own is None or is_loopback(own):
-        own = _source_address("192.0.2.1")  # a documentation address (RFC 5737): the default route; nothing is sent
+        own = _source_address(_ELSEWHERE)
     interfaces = _interfaces()
     if own in interfaces:
         return interfaces[own]

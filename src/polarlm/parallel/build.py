@@ -7,13 +7,13 @@ from polarlm.config import RunConfig, Stage, pipeline_stages
 from polarlm.model import Transformer, draw
 from polarlm.parallel.compile import compile_blocks
 from polarlm.parallel.context import share_sequences
+from polarlm.parallel.kernels import PRODUCT_TYPES
 from polarlm.parallel.mesh import Mesh
 from polarlm.parallel.pipeline import cut
 from polarlm.parallel.recompute import recompute
 from polarlm.parallel.shard import distribute, shard
 from polarlm.parallel.tensor import share_matrices
-
-_AUTOCAST = {"bf16": torch.bfloat16}  # the type of matrix products, where it is not the parameters'
+from polarlm.parallel.tiles import tile_feed_forward
 
 
 def build_stages(config: RunConfig, mesh: Mesh) -> dict[int, Transformer]:
@@ -34,6 +34,8 @@ def _build(config: RunConfig, stage: Stage, mesh: Mesh) -> Transformer:
         share_sequences(model, config.parallel.context_method, mesh.tokens["context"].get_group(), is_plain)
     if mesh.size("tensor") > 1:
         share_matrices(model, mesh.weights["tensor"])
+    if config.train.tile:
+        tile_feed_forward(model.blocks.values(), config.train.tile)
     recompute(model.blocks, config.train)
     if config.train.compile:
         compile_blocks(model.blocks.values(), mesh.world.device)
@@ -42,8 +44,9 @@ def _build(config: RunConfig, stage: Stage, mesh: Mesh) -> Transformer:
     model.to_empty(device="cpu" if offloads else mesh.world.device.torch)
     initialise(model, config)
     model.loss.z_loss, model.loss.label_smoothing = config.train.z_loss, config.train.label_smoothing
-    if dtype := _AUTOCAST.get(config.train.precision):
-        model.forward = torch.autocast(mesh.world.device.torch.type, dtype)(model.forward)
+    if config.train.precision != "fp32":  # the parameters' own type
+        products = PRODUCT_TYPES[config.train.precision]
+        model.forward = torch.autocast(mesh.world.device.torch.type, products)(model.forward)
     return model.train()
 
 

@@ -4,6 +4,7 @@ import sysconfig
 from collections.abc import Iterable
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from polarlm.config import UserError
@@ -21,8 +22,10 @@ def compile_blocks(blocks: Iterable[nn.Module], device: Device) -> None:
     """
     if device.torch.type == "cpu":
         _check_compiler()
+    # Without the latter, kernels that add up in different orders would be chosen by timing them.
+    options = {"fallback_random": True, "deterministic": torch.are_deterministic_algorithms_enabled()}
     for block in blocks:
-        block.compile(options={"fallback_random": True})
+        block.compile(options=options)
 
 
 def _check_compiler() -> None:

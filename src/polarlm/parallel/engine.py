@@ -1,5 +1,6 @@
 """A run's model on its mesh, as the training step sees it: no axis shows through."""
 
+import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
@@ -56,22 +57,25 @@ class Engine:
         (trained,) = self.sum(sum(int((target != IGNORED).sum()) for target in targets))
         return trained
 
-    def forward_backward(self, microbatches: Sequence[Arrays], trained: float) -> float:
-        """Add up the gradients of a step's microbatches, each loss divided by `trained`; return all ranks' loss sum."""
+    def forward_backward(self, microbatches: Sequence[Arrays], trained: float, loss_scale: float = 1.0) -> float:
+        """Add up the gradients of a step's microbatches, each loss divided by `trained` and multiplied by `loss_scale`,
+        which `clip_gradients` undoes; return all ranks' loss sum."""
+        divisor = max(trained, 1) / loss_scale
+        self.model.loss.gradient_scale = 2.0 ** -round(math.log2(divisor))
         with self._attention_kernel():  # in backward too, for what is computed again there
             if self._pipeline is None:
-                loss_sum = self._one_after_another(microbatches, trained)
+                loss_sum = self._one_after_another(microbatches, divisor)
             else:
-                loss_sum = self._pipeline.forward_backward([self._on_device(batch) for batch in microbatches], trained)
+                loss_sum = self._pipeline.forward_backward([self._on_device(batch) for batch in microbatches], divisor)
         (total,) = self.sum(loss_sum.item())
         return total
 
-    def _one_after_another(self, microbatches: Sequence[Arrays], trained: float) -> Tensor:
+    def _one_after_another(self, microbatches: Sequence[Arrays], divisor: float) -> Tensor:
         loss_sum = torch.zeros((), device=self.world.device.torch)
         for number, batch in enumerate(microbatches, start=1):
             communicate_after(self.model, number == len(microbatches), self._zero_stage)
             loss = self.loss(batch)
-            (loss / max(trained, 1)).backward()
+            (loss / divisor).backward()
             loss_sum += loss.detach()
         return loss_sum
 
@@ -106,9 +110,9 @@ class Engine:
         self.model.train()
         return loss.item()
 
-    def clip_gradients(self, largest_norm: float) -> float:
+    def clip_gradients(self, largest_norm: float, loss_scale: float = 1.0) -> float:
         """See `shard.clip_gradients`."""
-        return clip_gradients(self.model, largest_norm, self.mesh)
+        return clip_gradients(self.model, largest_norm, self.mesh, loss_scale)
 
     def _attention_kernel(self) -> AbstractContextManager:
         return attention_kernel(self._attention)

@@ -11,6 +11,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from polarlm.config import RunConfig, UserError
 from polarlm.parallel.device import Device
 
+# Of the matrix products, by `train.precision`.
+PRODUCT_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
 _FUSED = [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
 _KERNELS = {"auto": [*_FUSED, SDPBackend.MATH], "flash": _FUSED, "math": [SDPBackend.MATH]}
 
@@ -49,8 +52,7 @@ def require_kernel(config: RunConfig, device: Device) -> None:
 def _few_tokens(config: RunConfig, device: Device) -> tuple[Tensor, Tensor, Tensor | None]:
     """(q, k, mask), as this run's attention would get them."""
     model, tokens = config.model, 16
-    dtype = torch.bfloat16 if config.train.precision == "bf16" else torch.float32
-    made = {"dtype": dtype, "device": device.torch, "requires_grad": True}
+    made = {"dtype": PRODUCT_TYPES[config.train.precision], "device": device.torch, "requires_grad": True}
     q = torch.zeros(1, 2, tokens, model.head_dim, **made)
     k = torch.zeros(1, 2 if model.heads == model.kv_heads else 1, tokens, model.head_dim, **made)
     mask = torch.ones(1, 1, tokens, tokens, dtype=torch.bool, device=device.torch).tril()

@@ -16,12 +16,11 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.distributed.pipelining._backward import stage_backward
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_schedule_class
-from torch.distributed.tensor import DTensor
 
 from polarlm.config import SPLIT_BACKWARD, RunConfig, Stage, pipeline_stages
 from polarlm.model import Transformer
 from polarlm.parallel.mesh import Mesh
-from polarlm.parallel.shard import lets_go_between_passes
+from polarlm.parallel.shard import lets_go_between_passes, local_part
 
 _log = logging.getLogger("polarlm.parallel")
 
@@ -73,7 +72,7 @@ class Pipeline:
         self._microbatch = train.micro_batch_size, train.seq_len // parallel.context
         self._hidden = train.micro_batch_size, self._microbatch[1] // parallel.tensor, config.model.hidden
         self._schedules: dict[int, object] = {}
-        self._trained = 1.0
+        self._divisor = 1.0
         self._loss_sum = torch.zeros((), device=mesh.world.device.torch)
         self._sending: list[tuple[dist.Work, Tensor]] = []
 
@@ -82,10 +81,10 @@ class Pipeline:
         """True on the ranks whose last stage gives the loss."""
         return self._last in self._stages
 
-    def forward_backward(self, microbatches: Sequence[Arrays], trained: float) -> Tensor:
-        """Add up the gradients of a step's microbatches, each loss divided by `trained`; give this rank's loss sum."""
+    def forward_backward(self, microbatches: Sequence[Arrays], divisor: float) -> Tensor:
+        """Add up the gradients of a step's microbatches, each loss divided by `divisor`; give this rank's loss sum."""
         self._finish_sending()
-        self._trained = max(trained, 1)
+        self._divisor = divisor
         self._loss_sum = torch.zeros_like(self._loss_sum)
         tokens, positions, document_ids, targets = (_together(arrays) for arrays in zip(*microbatches, strict=True))
         inputs = (tokens,) if 0 in self._stages else ()
@@ -151,7 +150,7 @@ class Pipeline:
     def _take_loss(self, loss: Tensor, targets: Tensor) -> Tensor:
         # The last stage has met the targets already.
         self._loss_sum += loss.detach()
-        return loss / self._trained
+        return loss / self._divisor
 
     def _sum_tied_gradients(self) -> None:
         """Give the embedding and the tied head of the last stage, which begin equal, the sum of their gradients."""
@@ -159,7 +158,7 @@ class Pipeline:
         if not ends or not ends[0].config.tied_embeddings:
             return
         weights = [end.head.weight if end.embedding is None else end.embedding.tokens.weight for end in ends]
-        gradients = [_local(weight.grad) for weight in weights]
+        gradients = [local_part(weight.grad) for weight in weights]
         if len(gradients) == 2:
             total = gradients[0] + gradients[1]
         else:
@@ -212,7 +211,3 @@ class _Stage(PipelineStage):
 def _together(arrays: Sequence[Tensor | None]) -> Tensor | None:
     """The microbatches' arrays as the rows of one, which a schedule takes apart again."""
     return None if arrays[0] is None else torch.cat(list(arrays))
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

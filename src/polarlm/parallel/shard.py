@@ -74,12 +74,19 @@ def communicate_after(model: nn.Module, is_last_microbatch: bool, zero_stage: in
         model.set_reshard_after_backward(is_last_microbatch or zero_stage == 3)
 
 
-def clip_gradients(model: Transformer, largest_norm: float, mesh: Mesh) -> float:
+def clip_gradients(model: Transformer, largest_norm: float, mesh: Mesh, loss_scale: float = 1.0) -> float:
     """Scale all gradients so that their norm over the whole model is at most `largest_norm`; 0 leaves them alone.
 
+    Args:
+        loss_scale: what the loss was multiplied by, which is undone first.
+
     Returns:
-        The norm before clipping, the same on every rank; each parameter counts once.
+        The norm before clipping, the same on every rank; each parameter counts once. An infinity or NaN on any rank
+        makes it one on all.
     """
+    if loss_scale != 1:
+        parts = (local_part(parameter.grad) for parameter in model.parameters() if parameter.grad is not None)
+        torch._foreach_mul_(list(parts), 1 / loss_scale)
     gradients = [p.grad for name, p in model.named_parameters() if p.grad is not None and name not in model.copies]
     square = torch.stack([_square(gradient) for gradient in gradients]).sum().to(mesh.world.device.torch)
     for axis in ("shard", "tensor", "pipeline"):  # those along which ranks hold different gradients
@@ -100,8 +107,12 @@ def _square(gradient: torch.Tensor) -> torch.Tensor:
     if isinstance(gradient, DTensor):
         axes = zip(gradient.device_mesh.mesh_dim_names or (), gradient.placements, strict=True)
         repeats = gradient.device_mesh["tensor"].size() if ("tensor", Replicate()) in axes else 1
-        gradient = gradient.to_local()
-    return torch.linalg.vector_norm(gradient, dim=-1).square().sum() / repeats
+    return torch.linalg.vector_norm(local_part(gradient), dim=-1).square().sum() / repeats
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank holds of a tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 @torch.no_grad()

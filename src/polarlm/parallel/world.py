@@ -65,7 +65,13 @@ class World:
 
 @contextmanager
 def join_world(
-    rank: int, size: int, local_rank: int, master_addr: str, master_port: int, listen_fd: int | None = None
+    rank: int,
+    size: int,
+    local_rank: int,
+    master_addr: str,
+    master_port: int,
+    listen_fd: int | None = None,
+    device: Device | None = None,
 ) -> Iterator[World]:
     """Meet the other ranks, and part from them at the end.
 
@@ -74,8 +80,9 @@ def join_world(
         master_addr, master_port: where rank 0 listens.
         listen_fd: rank 0's already listening socket, when its launcher opened one so that no other run can take
             the port in between.
+        device: by default this rank's own accelerator, or the CPU where there is none.
     """
-    device = local_device(local_rank)
+    device = device or local_device(local_rank)
     if size == 1:
         yield World(0, 1, device)
         return

@@ -39,9 +39,9 @@ def read_metrics(run_folder: Path) -> list[Step]:
 def _step(line: str, place: str) -> Step:
     try:
         step = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         step = None
-    if not isinstance(step, dict) or "step" not in step:
+    if not isinstance(step, dict) or type(step.get("step")) is not int:
         raise UserError(f"{place}: not a JSON object with a `step`; take this line out")
     return step
 

@@ -10,12 +10,12 @@ import numpy
 import torch
 
 import polarlm
-from polarlm.config import ParallelConfig
+from polarlm.config import RunConfig
 from polarlm.launch import short_host_name
-from polarlm.parallel import World
+from polarlm.parallel import World, deterministic_variables
 
 
-def describe_environment(parallel: ParallelConfig, world: World) -> dict[str, Any]:
+def describe_environment(config: RunConfig, world: World) -> dict[str, Any]:
     """Versions, source, hosts, device and layout; every rank calls, since each names its host."""
     hosts = world.gather(short_host_name())
     return {
@@ -28,7 +28,8 @@ def describe_environment(parallel: ParallelConfig, world: World) -> dict[str, An
         "device": world.device.name,
         "threads_per_rank": torch.get_num_threads(),
         "hosts": list(dict.fromkeys(hosts)),
-        "layout": parallel.model_dump(),
+        "layout": config.parallel.model_dump(),
+        "deterministic": deterministic_variables(world.device) if config.train.deterministic else None,
     }
 
 

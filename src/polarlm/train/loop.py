@@ -6,6 +6,8 @@ from functools import partial
 
 from polarlm.config import UserError
 from polarlm.data import Batch, Loader
+from polarlm.parallel import naming_nondeterminism
+from polarlm.train.loss_scale import OVERFLOW
 from polarlm.train.run import Run, seed_dropout
 from polarlm.train.schedule import learning_rate
 from polarlm.train.steady import MOST_IN_A_ROW, PASSED_OVER
@@ -27,6 +29,7 @@ def fit(run: Run, after_save: AfterSave | None = None) -> None:
             watch.rewound(bad_sample)
 
 
+@naming_nondeterminism()
 def _train(run: Run, stop: StopRequest, watch: Watch, watchdog: Watchdog) -> int | None:
     """Take steps to the run's end; or return the first sample of a global batch that is to be passed over, from the
     last checkpoint on."""
@@ -51,6 +54,7 @@ def _train(run: Run, stop: StopRequest, watch: Watch, watchdog: Watchdog) -> int
             watch.write_metrics(ends)
             if ends or _is_due(step, run.config.checkpoint.every, False):
                 watchdog.begin()
+                watch.saves()
                 run.save(and_wait=ends)
             watch.saved(run.checkpoints.completed())
             if result.asked_to_stop:
@@ -67,7 +71,7 @@ def _take(run: Run, step: int, microbatches: list[Batch], asked_to_stop: bool) -
         (stops,) = run.world.sum(float(asked_to_stop))
         return StepResult(math.nan, math.nan, stops > 0, fault=PASSED_OVER)
     for group in run.optimizer.param_groups:
-        group["lr"] = learning_rate(step, train)
+        group["lr"] = learning_rate(step - progress.skipped, train)
     seed_dropout(run.config.seed, step, run.engine.dropout_rank)
     return train_step(
         run.engine,
@@ -76,7 +80,8 @@ def _take(run: Run, step: int, microbatches: list[Batch], asked_to_stop: bool) -
         clip=train.optimizer.clip,
         asked_to_stop=asked_to_stop,
         sources=run.source_losses,
-        fault_of=partial(progress.typical.fault, spike_factor=train.spike_factor),
+        fault_of=partial(progress.fault, spike_factor=train.spike_factor),
+        loss_scale=progress.loss_scale.scale if progress.loss_scale else 1.0,
     )
 
 
@@ -86,7 +91,7 @@ def _remedy(run: Run, step: int, result: StepResult) -> str:
     Raises:
         UserError: the run ends here.
     """
-    if result.fault == PASSED_OVER:
+    if result.fault in (PASSED_OVER, OVERFLOW):
         return "skip"
     run.bad_steps.append(step)
     in_a_row = run.bad_steps[-MOST_IN_A_ROW:] == list(range(step - MOST_IN_A_ROW + 1, step + 1))

@@ -1,88 +1,106 @@
-"""What the person in front of the terminal sees: one live line on a terminal, plain lines now and then in a log."""
+"""How far a run has come, in memory and as a checkpoint keeps it."""
 
-import logging
-import os
-import sys
-import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from pydantic import Field, NonNegativeInt, ValidationError
 
-_log = logging.getLogger("polarlm.train")
-_SECONDS_BETWEEN_PLAIN_LINES = 5.0
+from polarlm.config import Record, RunConfig, TrainConfig, UserError, check_same_run, run_of
+from polarlm.train.loss_scale import OVERFLOW, LossScale
+from polarlm.train.steady import Typical
+from polarlm.train.step import StepResult
 
 
-class ProgressLine:
-    """The progress of a run, on one rank; the other ranks are silent."""
+class _SavedTypical(Record):
+    loss: float = 0.0
+    grad_norm: float = 0.0
+    steps: NonNegativeInt = 0
 
-    def __init__(self, steps: int, first_step: int, speaks: bool) -> None:
-        self._steps, self._speaks = steps, speaks
-        console = Console(file=sys.stdout, soft_wrap=True, highlight=False)
-        self._plain = not console.is_terminal
-        self._last_line = 0.0
-        self._validation = ""
-        self._started, self._first_step = time.monotonic(), first_step
-        self._bar = Progress(
-            TextColumn("[bold]step {task.completed:>5.0f}/{task.total:.0f}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.description}"),
-            TimeRemainingColumn(compact=True),
-            TextColumn("left"),
-            console=console,
-            disable=not speaks or self._plain,
-            speed_estimate_period=60,
+
+class _SavedLossScale(Record):
+    scale: float = Field(gt=0)
+    clean_steps: NonNegativeInt = 0
+
+
+class _SavedProgress(Record):
+    step: int
+    samples: int
+    tokens: int
+    loss: float | None = None
+    typical: _SavedTypical = _SavedTypical()
+    passed_over: tuple[NonNegativeInt, ...] = Field((), strict=False)
+    loss_scale: _SavedLossScale | None = None
+    skipped: NonNegativeInt = 0
+    config: dict[str, Any] | None = None
+    data: dict[str, Any]
+
+
+@dataclass
+class Progress:
+    """How far a run has come. This, the weights and the moments are all there is to resume from."""
+
+    step: int = 0
+    samples: int = 0
+    tokens: int = 0
+    loss: float | None = None
+    typical: Typical = field(default_factory=Typical)
+    passed_over: list[int] = field(default_factory=list)  # first samples of the global batches that are jumped over
+    loss_scale: LossScale | None = None  # of fp16
+    skipped: int = 0  # steps left out because gradients overflowed; the schedule does not count them
+
+    def fault(self, loss: float, grad_norm: float, spike_factor: float | None) -> str | None:
+        """What is wrong with a step, or None."""
+        if self.loss_scale and self.loss_scale.is_too_large(loss, grad_norm):
+            return OVERFLOW
+        return self.typical.fault(loss, grad_norm, spike_factor)
+
+    def count(self, step: int, result: StepResult, train: TrainConfig) -> None:
+        """Count a step, whether it was taken or left out."""
+        self.step = step
+        self.samples += train.global_batch_size
+        self.tokens += train.global_batch_size * train.seq_len
+        if result.fault is None:
+            self.loss = result.loss
+            self.typical.take_in(result.loss, result.grad_norm)
+        if self.loss_scale and result.fault is None:
+            self.loss_scale.grow(train.loss_scale.growth_interval)
+        if self.loss_scale and result.fault == OVERFLOW:
+            self.loss_scale.shrink()
+            self.skipped += 1
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any], step: int, config: RunConfig, where: Path) -> "Progress":
+        """What was saved after `step` of this run; an older checkpoint lacks some, one of another precision the scale.
+
+        Raises:
+            UserError: the record, at `where`, has other types, or counts what this run cannot have taken.
+        """
+        try:
+            saved = _SavedProgress.model_validate(record)
+        except ValidationError as error:
+            fault = error.errors()[0]
+            field = ".".join(map(str, fault["loc"]))
+            raise UserError(f"{where}: its progress is damaged ({field}: {fault['msg']}); remove it") from None
+        samples = step * config.train.global_batch_size
+        if (saved.step, saved.samples, saved.tokens) != (step, samples, samples * config.train.seq_len):
+            raise UserError(
+                f"{where}: says step {saved.step}, {saved.samples} samples, {saved.tokens} tokens, where step {step} "
+                f"has {samples} and {samples * config.train.seq_len}; it is damaged, remove it"
+            )
+        if saved.config is not None:
+            check_same_run(run_of(saved.config, where), config)
+        scale = LossScale.of(config.train)
+        if scale and saved.loss_scale:
+            scale = LossScale(**saved.loss_scale.model_dump())
+        return cls(
+            step,
+            samples,
+            saved.tokens,
+            saved.loss,
+            Typical(**saved.typical.model_dump()),
+            list(saved.passed_over),
+            scale,
+            saved.skipped,
         )
-        self._task = self._bar.add_task("", total=steps, completed=first_step)
-
-    def __enter__(self) -> "ProgressLine":
-        self._bar.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._bar.stop()
-
-    def step(self, step: int, loss: float, tokens_per_sec: float, mfu: float) -> None:
-        """Tell of a step that was taken."""
-        if not self._speaks:
-            return
-        state = f"loss [bold]{loss:.3f}[/]{self._validation}  {tokens_per_sec:,.0f} tok/s  {mfu:.0%} MFU"
-        self._bar.update(self._task, completed=step, description=state)
-        now = time.monotonic()
-        if step < self._steps and now - self._last_line < _SECONDS_BETWEEN_PLAIN_LINES:
-            return
-        self._last_line = now
-        plain = state.replace("[bold]", "").replace("[/]", "")
-        line = f"step {step}/{self._steps}  {plain}  {self._time_left(step, now)} left"
-        _log.info(line)
-        if self._plain:
-            _print(line)
-
-    def validated(self, step: int, loss: float, bits_per_byte: float | None) -> None:
-        """Tell of an evaluation."""
-        bits = "" if bits_per_byte is None else f", {bits_per_byte:.3f} bits per byte"
-        self._validation = f"  val {loss:.3f}"
-        self.say(f"step {step}: validation loss {loss:.3f}{bits}")
-
-    def say(self, line: str) -> None:
-        """Tell of something worth a line of its own."""
-        if not self._speaks:
-            return
-        _log.info(line)
-        if self._plain:
-            _print(line)
-        else:
-            self._bar.console.print(line, markup=False)
-
-    def _time_left(self, step: int, now: float) -> str:
-        done = max(1, step - self._first_step)
-        seconds = int((now - self._started) / done * (self._steps - step))
-        hours, rest = divmod(seconds, 3600)
-        return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"
-
-
-def _print(line: str) -> None:
-    """Where nobody reads any more, as after `| head`, the run goes on in silence; its log has every line."""
-    try:
-        print(line, flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -4,7 +4,6 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,48 +12,22 @@ import torch
 from torch.optim import Optimizer
 
 from polarlm.checkpoint import Checkpoints, load_weights
-from polarlm.config import RunConfig, TrainConfig, UserError
-from polarlm.data import AnySamples, IndexedDataset, load_tokenizer, open_split, read_paths
+from polarlm.config import RunConfig, UserError
+from polarlm.data import AnySamples, IndexedDataset, load_run_tokenizer, load_tokenizer, open_split, read_paths
 from polarlm.launch import short_host_name
-from polarlm.parallel import Engine, World
+from polarlm.parallel import Engine, World, be_deterministic
 from polarlm.train.environment import describe_environment
 from polarlm.train.events import EventLog
+from polarlm.train.hosts import check_hosts
+from polarlm.train.loss_scale import LossScale
 from polarlm.train.metrics import MetricsLog
 from polarlm.train.optimizer import build_optimizer
+from polarlm.train.progress import Progress
 from polarlm.train.sources import SourceLosses
-from polarlm.train.steady import Typical
-from polarlm.train.step import StepResult
 from polarlm.train.trackers import Trackers
 from polarlm.train.validation import Validation
 
 _log = logging.getLogger("polarlm.train")
-
-
-@dataclass
-class Progress:
-    """How far a run has come. This, the weights and the moments are all there is to resume from."""
-
-    step: int = 0
-    samples: int = 0
-    tokens: int = 0
-    loss: float | None = None
-    typical: Typical = field(default_factory=Typical)
-    passed_over: list[int] = field(default_factory=list)  # first samples of the global batches that are jumped over
-
-    def count(self, step: int, result: StepResult, train: TrainConfig) -> None:
-        """Count a step, whether it was taken or left out."""
-        self.step = step
-        self.samples += train.global_batch_size
-        self.tokens += train.global_batch_size * train.seq_len
-        if result.fault is None:
-            self.loss = result.loss
-            self.typical.take_in(result.loss, result.grad_norm)
-
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> "Progress":
-        """What was saved; an older checkpoint lacks some."""
-        known = {name: record[name] for name in cls.__dataclass_fields__ if name in record}
-        return cls(**known | {"typical": Typical(**record.get("typical", {}))})
 
 
 @dataclass
@@ -93,7 +66,7 @@ class Run:
         Raises:
             UserError: there is no checkpoint yet.
         """
-        progress = _resume(self.checkpoints, self.engine, self.optimizer, self.data_record)
+        progress = _resume(self.checkpoints, self.engine, self.optimizer, self.data_record, self.config)
         if progress is None:
             raise UserError(
                 "train.on_bad_step: nothing to rewind to, no checkpoint is saved yet; set checkpoint.every, or use skip"
@@ -108,20 +81,24 @@ def open_run(folder: Path, config: RunConfig, world: World) -> Run:
     """Build the run of a folder, at its newest complete checkpoint if it has one, else at its beginning.
 
     Raises:
-        UserError: the data or the tokenizer cannot be used, or is not what the checkpoint was trained on.
+        UserError: the hosts do not go together; or the data or the tokenizer cannot be used, or is not what the
+            checkpoint was trained on.
     """
+    if config.train.deterministic:
+        be_deterministic(world.device)
+    check_hosts(folder, config, world)
     data_record = _agreed_data(config, world)
     engine = Engine(config, world)
     offloads = config.parallel.offload == "optimizer"
     optimizer = build_optimizer(engine.model, config.train.optimizer, in_host_memory=offloads)
     retention = config.checkpoint
     checkpoints = Checkpoints(folder / "checkpoints", retention.keep_last, world, retention.in_background)
-    progress = _resume(checkpoints, engine, optimizer, data_record)
+    progress = _resume(checkpoints, engine, optimizer, data_record, config)
     if progress is None:
-        progress = Progress()
+        progress = Progress(loss_scale=LossScale.of(config.train))
         if config.train.init_from:
             load_weights(Path(config.train.init_from), engine.model)
-    environment = describe_environment(config.parallel, world)
+    environment = describe_environment(config, world)
     events = None
     if world.is_first:
         _write_json(folder / "environment.json", environment)
@@ -151,12 +128,14 @@ def seed_dropout(seed: int, step: int, rank: int) -> None:
 
 
 def _resume(
-    checkpoints: Checkpoints, engine: Engine, optimizer: Optimizer, data_record: dict[str, Any]
+    checkpoints: Checkpoints, engine: Engine, optimizer: Optimizer, data_record: dict[str, Any], config: RunConfig
 ) -> Progress | None:
     step = checkpoints.newest()
     if step is None:
         return None
-    saved_data = checkpoints.progress(step)["data"]
+    saved = checkpoints.progress(step)
+    progress = Progress.from_record(saved, step, config, checkpoints.folder / f"step-{step}")
+    saved_data = saved["data"]
     for name, digest in data_record.items():
         if saved_data.get(name) != digest:
             raise UserError(
@@ -165,10 +144,10 @@ def _resume(
             )
     # The moments are the checkpoint's; the numbers (decay, betas) are the configuration's, as config.yaml says them.
     numbers = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-    record = checkpoints.load(step, engine.model, optimizer)
+    checkpoints.load(step, engine.model, optimizer)
     for group, own in zip(optimizer.param_groups, numbers, strict=True):
         group.update(own)
-    return Progress.from_record(record)
+    return progress
 
 
 def _record_data(config: RunConfig) -> dict[str, Any]:
@@ -222,7 +201,7 @@ def _open_validation(config: RunConfig, folder: Path) -> Validation | None:
         return None
     samples = open_split(config.data, config.train.seq_len, config.seed, "validation", config.model.vocab_size)
     is_text = not config.data.is_synthetic
-    token_bytes = load_tokenizer(str(folder / "tokenizer")).token_bytes() if is_text else None
+    token_bytes = load_run_tokenizer(folder).token_bytes() if is_text else None
     sources = _scored_sources(config)
     return Validation(samples, config.train.eval_samples, token_bytes, config.data.mask_documents, sources)
 

@@ -32,6 +32,7 @@ def train_step(
     asked_to_stop: bool = False,
     sources: SourceLosses | None = None,
     fault_of: FaultOf = lambda loss, grad_norm: None,
+    loss_scale: float = 1.0,
 ) -> StepResult:
     """Take one step on this rank's microbatches of the global batch.
 
@@ -43,13 +44,14 @@ def train_step(
         asked_to_stop: whether this rank was.
         sources: tells the loss of each dataset, too.
         fault_of: looks at loss and gradient norm before anything is changed by them.
+        loss_scale: what the loss is multiplied by for the backward pass alone.
     """
     sources = sources or SourceLosses(engine, [])
     sources.begin()
     batches = [as_tensors(batch) for batch in microbatches]
     trained = engine.count_trained(batches)
-    loss_sum = engine.forward_backward(batches, trained)
-    grad_norm = engine.clip_gradients(clip)
+    loss_sum = engine.forward_backward(batches, trained, loss_scale)
+    grad_norm = engine.clip_gradients(clip, loss_scale)
     loss = loss_sum / max(trained, 1)
     fault = fault_of(loss, grad_norm)
     if fault is None:

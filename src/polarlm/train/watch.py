@@ -2,14 +2,17 @@
 
 import logging
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+from polarlm.parallel import deterministic_variables
 from polarlm.train.layers import LayerStatistics
+from polarlm.train.loss_scale import OVERFLOW
 from polarlm.train.profile import Profile
-from polarlm.train.progress import ProgressLine
+from polarlm.train.progress_line import ProgressLine
 from polarlm.train.run import Run
 from polarlm.train.speed import Speedometer
 from polarlm.train.steady import PASSED_OVER
@@ -30,7 +33,7 @@ class Watch:
 
     def __init__(self, run: Run, after_save: AfterSave | None = None) -> None:
         config, device = run.config, run.world.device
-        self._run, self._after_save = run, after_save
+        self._run, self._device, self._after_save = run, device, after_save
         self._line = ProgressLine(config.train.steps, run.progress.step, speaks=run.world.is_first)
         self._speedometer = Speedometer(config, device)
         clip = config.train.optimizer.clip
@@ -38,6 +41,7 @@ class Watch:
         profiled = config.log.profile if run.world.is_first else 0
         self._profile = Profile(profiled, run.folder, device, self._line.say)
         self._metrics: dict[str, Any] = {}
+        self._saves_began: dict[int, float] = {}
         self._open = ExitStack()
 
     def __enter__(self) -> "Watch":
@@ -45,6 +49,9 @@ class Watch:
         self._open.enter_context(self._line)
         if self._run.events:
             self._run.events.say = self._line.say
+        if self._run.config.train.deterministic:
+            told = "".join(f", {name}={value}" for name, value in deterministic_variables(self._device).items())
+            self.say(f"deterministic: another run of this layout will be equal to the bit{told}")
         if step := self._run.progress.step:
             self.say(f"goes on after step {step}")
         self._open.enter_context(self._profile)
@@ -79,6 +86,8 @@ class Watch:
             "lr": self._run.optimizer.param_groups[0]["lr"],
             "peak_memory_bytes": self._run.world.device.peak_memory_bytes(),
         }
+        if progress.loss_scale:
+            self._metrics |= {"loss_scale": progress.loss_scale.scale, "skipped": progress.skipped}
         if result.loss_of_source:
             self._metrics["loss_of_source"] = result.loss_of_source
         self._metrics |= speed | self._layers.values(result.grad_norm)
@@ -86,7 +95,12 @@ class Watch:
             self._line.step(progress.step, result.loss, speed["tokens_per_sec"], speed["mfu"])
         if self._run.events:
             self._run.events.step = progress.step
-        if result.fault:
+        if result.fault == OVERFLOW:
+            self._event("overflow", loss_scale=progress.loss_scale.scale)
+            self.say(
+                f"step {progress.step}: left out, gradients overflowed; loss scale now {progress.loss_scale.scale:,.0f}"
+            )
+        elif result.fault:
             samples = self._run.config.train.global_batch_size
             self._metrics["bad_step"] = {"fault": result.fault, "first_sample": progress.samples - samples}
             self._event("bad step", **self._metrics["bad_step"], samples=samples)
@@ -108,7 +122,7 @@ class Watch:
         if result.loss_of_source:
             scores["val_loss_of_source"] = result.loss_of_source
         self._metrics |= scores
-        self._event("evaluation", **scores)
+        self._event("evaluation", **scores, seconds=round(result.seconds, 3))
 
     def write_metrics(self, is_last: bool) -> None:
         """Write the step's line where it is this step's turn, or where it says more than others."""
@@ -116,10 +130,14 @@ class Watch:
         if self._run.metrics and (says_more or self._metrics["step"] % self._run.config.log.every == 0):
             self._run.metrics.write(self._metrics)
 
+    def saves(self) -> None:
+        """Take in that a checkpoint of the present step is begun."""
+        self._saves_began[self._run.progress.step] = time.perf_counter()
+
     def saved(self, steps: Iterable[int]) -> None:
         """Take in that the checkpoints of these steps are complete."""
         for step in steps:
-            self._event("save", step=step)
+            self._event("save", step=step, seconds=round(time.perf_counter() - self._saves_began.pop(step), 3))
             if self._after_save is None or not self._run.world.is_first:
                 continue
             try:

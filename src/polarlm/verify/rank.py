@@ -13,7 +13,7 @@ from polarlm.train import build_optimizer, train_step
 from polarlm.verify.batches import microbatches
 from polarlm.verify.compare import differences, merge, relative, worst
 from polarlm.verify.meeting import Seat
-from polarlm.verify.reference import STEPS, Reference
+from polarlm.verify.reference import STEPS, Reference, loss_scale_of
 from polarlm.verify.rows import Row
 from polarlm.verify.traffic import TrafficRow, compare_amounts
 
@@ -29,16 +29,20 @@ def in_world(seat: Seat, ranks: int, task: Callable[[World], object]) -> object:
 class WatchedEngine(Engine):
     """The engine, which shows its gradients just before they are clipped for the first time."""
 
-    def __init__(self, config: RunConfig, world: World, show: Callable[[nn.Module], None]) -> None:
+    def __init__(self, config: RunConfig, world: World, show: Callable[[nn.Module, float], None]) -> None:
+        """
+        Args:
+            show: is given the model, and the loss scale that its gradients hold.
+        """
         super().__init__(config, world)
-        self._show: Callable[[nn.Module], None] | None = show
+        self._show: Callable[[nn.Module, float], None] | None = show
 
-    def clip_gradients(self, largest_norm: float) -> float:
+    def clip_gradients(self, largest_norm: float, loss_scale: float = 1.0) -> float:
         """See `Engine`."""
         if self._show:
-            self._show(self.model)
+            self._show(self.model, loss_scale)
             self._show = None
-        return super().clip_gradients(largest_norm)
+        return super().clip_gradients(largest_norm, loss_scale)
 
 
 def try_layout(world: World, layout: str, model: str, config: RunConfig, reference: Reference, bound: float) -> Row:
@@ -46,15 +50,18 @@ def try_layout(world: World, layout: str, model: str, config: RunConfig, referen
     start = time.monotonic()
     gradients: dict[str, float] = {}
 
-    def compare_gradients(module: nn.Module) -> None:
-        gradients.update(differences(_whole(module, lambda parameter: parameter.grad), reference.gradients))
+    def compare_gradients(module: nn.Module, loss_scale: float) -> None:
+        whole = _whole(module, lambda parameter: parameter.grad)
+        unscaled = ((name, None if gradient is None else gradient / loss_scale) for name, gradient in whole)
+        gradients.update(differences(unscaled, reference.gradients))
 
     engine = WatchedEngine(config, world, compare_gradients)
     optimizer = build_optimizer(engine.model, config.train.optimizer)
     results = []
     for step in range(STEPS):
         batches = microbatches(config, step, engine.data_rank, engine.data_ranks)
-        results.append(train_step(engine, optimizer, batches, clip=config.train.optimizer.clip))
+        step_fields = {"clip": config.train.optimizer.clip, "loss_scale": loss_scale_of(config)}
+        results.append(train_step(engine, optimizer, batches, **step_fields))
     weights = differences(_whole(engine.model, lambda parameter: parameter), reference.weights)
     # The last stage of a tied model holds a copy of the embedding, under a name that one process does not have.
     ignored = ["head.weight"] if config.model.tied_embeddings else []

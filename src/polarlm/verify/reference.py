@@ -12,6 +12,7 @@ from torch import Tensor
 
 from polarlm.config import RunConfig
 from polarlm.model import IGNORED, Transformer, initialise
+from polarlm.parallel import PRODUCT_TYPES
 from polarlm.train import as_tensors
 from polarlm.verify.batches import global_batch
 
@@ -28,6 +29,11 @@ class Reference:
     weights: dict[str, Tensor]
 
 
+def loss_scale_of(config: RunConfig) -> float:
+    """What the loss is multiplied by for backward: a number for fp16, so that small gradients do not vanish."""
+    return config.train.loss_scale.initial if config.train.precision == "fp16" else 1.0
+
+
 def train_plainly(config: RunConfig) -> Reference:
     """`STEPS` steps on the CPU over whole global batches."""
     model = Transformer(config.model)
@@ -37,13 +43,16 @@ def train_plainly(config: RunConfig) -> Reference:
     chosen = config.train.optimizer
     groups = [{"params": matrices, "weight_decay": chosen.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=chosen.lr, betas=chosen.betas, eps=chosen.eps)
+    products, loss_scale = PRODUCT_TYPES[config.train.precision], loss_scale_of(config)
     reference = Reference([], [], {}, {})
     for step in range(STEPS):
         tokens, positions, document_ids, targets = as_tensors(global_batch(config, step))
-        with torch.autocast("cpu", torch.bfloat16, enabled=config.train.precision == "bf16"):
+        with torch.autocast("cpu", products, enabled=products != torch.float32):
             logits = model(tokens, positions, document_ids)
         loss = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED)
-        loss.backward()
+        (loss * loss_scale).backward()
+        for parameter in model.parameters():
+            parameter.grad /= loss_scale
         if step == 0:
             reference.gradients.update({name: p.grad.clone() for name, p in model.named_parameters()})
         # In float64, for torch's own clipping adds squares up in fp32, which for a large model is 0.3 % off.

@@ -1,0 +1,82 @@
+"""`polarlm doctor` on this machine, and on the two nodes of a job that a stand-in for srun starts."""
+
+import json
+import sys
+
+import pytest
+
+from polarlm import cli
+from polarlm.cli import doctor
+from stand_ins import put_srun
+
+# In place of the two ranks that load torch.
+PROBE = """
+import json, os, pathlib, sys
+if os.environ["RANK"] == "0":
+    folder = pathlib.Path(sys.argv[1])
+    {lines}
+"""
+TORCH = '(folder / "torch.json").write_text(json.dumps({"torch": "2.11", "built_for": "", "torch_devices": 0}))'
+EXCHANGE = '(folder / "exchange.json").write_text(json.dumps({"exchange_bytes_per_s": 5e9, "exchange_on": "air"}))'
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    yield
+    assert not list(tmp_path.glob(".polarlm*"))
+
+
+@pytest.fixture
+def probe(tmp_path, monkeypatch):
+    def say(*lines):
+        (tmp_path / "probe.py").write_text(PROBE.format(lines="\n    ".join(lines)))
+        monkeypatch.setattr(doctor, "_probe", lambda: [sys.executable, str(tmp_path / "probe.py")])
+
+    say(TORCH, EXCHANGE)
+    return say
+
+
+def test_two_real_ranks_here_reach_each_other(capsys):
+    code = cli.main(["doctor", "--json"])
+    found = {each["topic"]: each for each in json.loads(capsys.readouterr().out)}
+    assert code == int(any(each["status"] == "fault" for each in found.values()))
+    assert found["torch"]["what"].startswith(__import__("torch").__version__)
+    assert found["exchange"]["status"] == "ok"
+    assert "two ranks all-reduce at" in found["exchange"]["what"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        (["raise ImportError('libtorch.so: no such file')"], "torch      cannot be used: ImportError: libtorch.so: no"),
+        ([TORCH, "raise RuntimeError('no interface')"], "exchange   two ranks cannot all-reduce: RuntimeError: no int"),
+        (["os.kill(os.getpid(), 11)"], "torch      cannot be used: rank 0 on "),
+        (
+            [TORCH, "import signal; os.kill(os.getpid(), signal.SIGALRM)"],
+            "two ranks cannot all-reduce: no end in 2",
+        ),
+    ],
+)
+def test_a_broken_torch_is_a_finding_and_no_crash(lines, words, probe, capsys):
+    probe(*lines)
+    assert cli.main(["doctor"]) == 1
+    said = capsys.readouterr()
+    assert words in said.out
+    assert said.err == ""
+
+
+def test_every_node_of_a_job_is_looked_at(probe, tmp_path, monkeypatch, capfd):
+    put_srun(tmp_path, monkeypatch, "n[1-2]")
+    assert cli.main(["doctor"]) == 0, capfd.readouterr()
+    lines = capfd.readouterr().out.splitlines()
+    assert any("exchange   n1 and 1 more: two ranks all-reduce at 5.00 GB/s (air)" in line for line in lines)
+    assert any(line.startswith("ok       clocks     2 hosts agree within 0.") for line in lines)
+
+
+def test_a_node_that_says_nothing_is_a_fault_by_name(probe, tmp_path, monkeypatch, capfd):
+    put_srun(tmp_path, monkeypatch, "n[1-2]", dead="1")
+    assert cli.main(["doctor"]) == 1
+    lines = capfd.readouterr().out.splitlines()
+    assert lines[0].startswith("fault    launch     n2: says nothing; the launcher ended with code")
+    assert any("exchange" in line for line in lines)

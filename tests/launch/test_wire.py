@@ -1,0 +1,114 @@
+"""Two who know the key talk and send files; a stranger is not heard, and a silent one is not waited for."""
+
+import os
+import queue
+import socket
+import time
+
+import pytest
+
+from polarlm.launch.wire import Gate, Wire, WireError, connect
+
+KEY = b"k" * 32
+
+
+@pytest.fixture
+def gate():
+    """An open gate that answers each object with it and with what it has, and puts down what it hears."""
+    heard = queue.Queue()
+
+    def attend(wire):
+        message = wire.receive()
+        heard.put(message)
+        wire.send({"heard": message})
+        time.sleep(message.get("then", 0))
+
+    with Gate(KEY, attend) as opened:
+        opened.heard = heard
+        yield opened
+
+
+def test_objects_go_both_ways(gate):
+    wire = connect("127.0.0.1", gate.port, KEY)
+    wire.send({"text": "naïve\n", "number": 1.5})
+    assert wire.receive() == {"heard": {"text": "naïve\n", "number": 1.5}}
+    with pytest.raises(WireError, match="ended"):
+        wire.receive()
+
+
+def test_a_caller_without_the_key_is_not_heard(gate):
+    with pytest.raises(WireError):
+        connect("127.0.0.1", gate.port, b"x" * 32).send({"text": "let me in"})
+    with socket.create_connection(("127.0.0.1", gate.port)) as rude:
+        rude.sendall(b"GET / HTTP/1.1\r\n" + b"\0" * 200 + b'{"text": "let me in"}\n')
+        while rude.recv(100):
+            pass
+    assert gate.heard.empty()
+
+
+def test_a_gate_without_the_key_gets_and_gives_nothing():
+    heard = queue.Queue()
+    with Gate(b"x" * 32, heard.put) as other, pytest.raises(WireError):
+        connect("127.0.0.1", other.port, KEY)
+    assert heard.empty()
+
+
+def test_a_proof_sent_back_is_none():
+    """An echo knows no key, but could return ours if both sides proved the same thing."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        theirs.settimeout(0.2)
+        import threading
+
+        def echo():
+            while data := theirs.recv(1000):
+                theirs.sendall(data)
+
+        threading.Thread(target=lambda: _until_closed(echo), daemon=True).start()
+        with pytest.raises(WireError, match="does not know"):
+            Wire(ours, KEY, b"caller")
+        ours.close()
+
+
+def _until_closed(work):
+    try:
+        work()
+    except OSError:
+        return
+
+
+def test_silence_is_an_error_in_time(gate):
+    wire = connect("127.0.0.1", gate.port, KEY)
+    wire.send({"then": 5})
+    wire.receive()
+    start = time.monotonic()
+    with pytest.raises(WireError, match="silent"):
+        wire.receive(0.2)
+    assert time.monotonic() - start < 3
+
+
+def test_nobody_there_is_named():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with pytest.raises(WireError, match=f"127.0.0.1:{port} cannot be reached"):
+        connect("127.0.0.1", port, KEY)
+
+
+@pytest.mark.parametrize("size", [0, 1, 3_000_001])
+def test_a_file_arrives_whole(size, tmp_path):
+    content = os.urandom(size)
+    (tmp_path / "here").write_bytes(content)
+    with Gate(KEY, lambda wire: wire.send_file(tmp_path / "here")) as gate:
+        connect("127.0.0.1", gate.port, KEY).receive_file(tmp_path / "there")
+    assert (tmp_path / "there").read_bytes() == content
+
+
+def test_a_file_that_breaks_off_is_an_error(tmp_path):
+    def attend(wire):
+        wire.send({"bytes": 100})
+        wire._socket.sendall(b"only this")
+
+    with Gate(KEY, attend) as gate:
+        wire = connect("127.0.0.1", gate.port, KEY)
+        with pytest.raises(WireError, match="91 bytes before"):
+            wire.receive_file(tmp_path / "there")
