@@ -35,13 +35,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Check everything, start the ranks, and at the end draw and sum up what they did."""
     from polarlm.config import dump_run, load_run
-    from polarlm.launch import Request, lock
+    from polarlm.launch import Request, available_ranks, lock
     from polarlm.report import describe_layout
 
     _refuse_to_be_a_rank()
     file, is_folder = run_file(arguments.run)
     loaded = load_run(
-        file, environment=os.environ, flags=arguments.config_flags, devices=_ranks_there_are(arguments.nodes)
+        file,
+        environment=os.environ,
+        flags=arguments.config_flags,
+        devices=available_ranks(Request(nodes=arguments.nodes), os.environ),
     )
     config = complete(loaded.config)
     for note in loaded.notes:
@@ -81,13 +84,6 @@ def _refuse_to_be_a_rank() -> None:
             f"RANK: another launcher has started this process, as rank {place.rank} of {place.world}, but PolarLM "
             "starts its own ranks, on every node of a job: run `polarlm train` without a launcher, or unset RANK"
         )
-
-
-def _ranks_there_are(nodes: int | None) -> int:
-    """The ranks of a run that says no number: a device each, of every node of the job, else of this machine."""
-    from polarlm.launch import Request, available_ranks
-
-    return available_ranks(Request(nodes=nodes), os.environ)
 
 
 def _check_launch(request: "Request") -> None:
