@@ -11,12 +11,12 @@ from polarlm.launch.devices import local_devices
 from polarlm.launch.distribution import Distribution, Outcome
 from polarlm.launch.environments import create as create_environment
 from polarlm.launch.environments import describe_plan, plan_environment
-from polarlm.launch.facts import Folder, NodeFacts, gather_facts, look_at_folder
-from polarlm.launch.findings import Finding, clocks, examine, folder, report, same_everywhere
+from polarlm.launch.facts import Folder, NodeFacts, cause_of, gather_facts, look_at_folder
+from polarlm.launch.findings import Finding, clocks, examine, exchange_of, folder, report, same_everywhere
 from polarlm.launch.hosts import short_host_name, short_name
 from polarlm.launch.local import LISTEN_FD, check_environment, run_local
 from polarlm.launch.meeting import meet
-from polarlm.launch.nodes import call_head, on_every_node
+from polarlm.launch.nodes import on_every_node, why_silent
 from polarlm.launch.prepare import Launch, available_ranks, prepare
 from polarlm.launch.ranks import Rank, rank_from
 from polarlm.launch.remote import run
@@ -38,13 +38,14 @@ __all__ = [
     "Site",
     "WireError",
     "available_ranks",
-    "call_head",
+    "cause_of",
     "check_environment",
     "clocks",
     "create_environment",
     "describe",
     "describe_plan",
     "examine",
+    "exchange_of",
     "find_allocation",
     "folder",
     "gather_facts",
@@ -66,4 +67,5 @@ __all__ = [
     "short_host_name",
     "short_name",
     "site_named",
+    "why_silent",
 ]

@@ -73,7 +73,13 @@ class _Starter:
 
 
 def prepare(
-    command: list[str], request: Request, environment: Mapping[str, str], log_folder: Path, *, is_dry: bool = False
+    command: list[str],
+    request: Request,
+    environment: Mapping[str, str],
+    log_folder: Path,
+    *,
+    is_dry: bool = False,
+    each_alone: bool = False,
 ) -> Launch:
     """Choose everything; starts nothing and writes nothing.
 
@@ -81,6 +87,7 @@ def prepare(
         command: what each rank runs.
         log_folder: where each rank writes, on a file system that all hosts share.
         is_dry: a launcher that is not on the PATH is no error.
+        each_alone: a process that fails, or cannot even start, ends no other.
 
     Raises:
         UserError: the hosts cannot be found, do not have what is asked for, or nothing here can start ranks on them.
@@ -106,7 +113,8 @@ def prepare(
     if starter.kind in ("local", "torchrun"):
         return _on_this_machine(launch)
     uses_torchrun = request.launcher == "torchrun"
-    return _on_its_hosts(launch, starter, uses_torchrun, request, allocation, site, environment, log_folder)
+    whole = _on_its_hosts(launch, starter, uses_torchrun, request, allocation, site, environment, log_folder)
+    return _with_each_alone(whole) if each_alone else whole
 
 
 def available_ranks(request: Request, environment: Mapping[str, str]) -> int:
@@ -170,6 +178,14 @@ def _on_its_hosts(
         host_file=own_file,
         reasons=(*launch.reasons, ("binding", binding)),
     )
+
+
+def _with_each_alone(launch: Launch) -> Launch:
+    """Launchers end every process when one ends badly, and so does a Python that is missing on one host: a shell stands
+    before it, which always ends well."""
+    start = launch.command.index(sys.executable)
+    shell = ["sh", "-c", '"$@" || exit 0', "sh"]
+    return replace(launch, command=[*launch.command[:start], *shell, *launch.command[start:]])
 
 
 def _choose(request: Request, allocation: Allocation, placed: Spread, site: Site | None, is_dry: bool) -> _Starter:
