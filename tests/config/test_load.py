@@ -67,6 +67,16 @@ def test_a_longer_sequence_raises_max_positions_and_says_so(load):
     assert loaded.notes == ["model.max_positions raised from 32 to train.seq_len 64"]
 
 
+def test_a_runs_own_file_on_other_ranks_keeps_the_global_batch(load):
+    own = dump_run(load("--train.global-batch-size", "8").config)
+    assert "gradient_accumulation_steps: 2" in own
+    loaded = load("--parallel.ranks", "4", text=own)
+    assert (loaded.config.train.global_batch_size, loaded.config.train.gradient_accumulation_steps) == (8, 1)
+    assert "train.gradient_accumulation_steps follows from it" in loaded.notes[0]
+    with pytest.raises(UserError, match="leave one of the two out"):
+        load("--parallel.ranks", "4", "--train.gradient-accumulation-steps", "2", text=own)
+
+
 def test_batch_is_micro_times_accumulation_times_data_parallel(load):
     train = load("--train.global-batch-size", "12").config.train
     assert train.gradient_accumulation_steps == 3

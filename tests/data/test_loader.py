@@ -72,6 +72,7 @@ def test_a_resumed_run_reads_what_a_straight_one_does(ten, done):
 
 
 def test_a_run_resumed_twice_on_other_ranks_reads_what_a_straight_one_does(ten):
+    """B32."""
     straight = steps_of(ten, 15, batch=4)
     consumed, stitched = 0, []
     for ranks, steps in ((2, 5), (1, 3), (4, 2), (2, 5)):
@@ -83,6 +84,7 @@ def test_a_run_resumed_twice_on_other_ranks_reads_what_a_straight_one_does(ten):
 
 @pytest.mark.parametrize("prefetch", [0, 1, 2, 7])
 def test_reading_ahead_changes_nothing(ten, prefetch):
+    """B32: what is read ahead does not count as used."""
     assert steps_of(ten, 15, prefetch=prefetch) == steps_of(ten, 15)
 
 

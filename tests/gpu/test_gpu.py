@@ -1,4 +1,5 @@
-"""On an accelerator: the same training as on a CPU, resumed to the bit, compiled, in bf16, with memory that is counted.
+"""On an accelerator: the same training as on a CPU, resumed or repeated to the bit, compiled, in bf16 and fp16, with
+memory that is counted.
 
 Here only where there is one; elsewhere the end of the tests' output names them (tests/conftest.py).
 """
@@ -48,7 +49,8 @@ def _train(device, *flags):
         ids = np.random.default_rng(step).integers(VOCABULARY, size=(ROWS, LENGTH + 1))
         positions = np.broadcast_to(np.arange(LENGTH), (ROWS, LENGTH)).copy()
         batch = Batch(ids[:, :-1].copy(), ids[:, 1:].copy(), positions, None)
-        result = train_step(engine, optimizer, [batch], clip=1.0)
+        loss_scale = config.train.loss_scale.initial if config.train.precision == "fp16" else 1.0
+        result = train_step(engine, optimizer, [batch], clip=1.0, loss_scale=loss_scale)
         steps.append([result.loss, result.grad_norm])
     return torch.tensor(steps), gradients, {name: weight.cpu() for name, weight in engine.model.state_dict().items()}
 
@@ -79,14 +81,17 @@ def test_compiled_it_takes_the_same_steps():
 
 
 @pytest.mark.parametrize("attention", ["flash", "math"])
-def test_bf16_stays_near_fp32(attention):
+@pytest.mark.parametrize(("precision", "bound"), [("bf16", 2e-2), ("fp16", 4e-3)])
+def test_half_precision_stays_near_fp32(precision, bound, attention):
     steps, gradients, _ = _train(local_device(0), *LLAMA)
-    precise = ["--train.precision", "bf16", "--train.attention", attention]
-    bf16_steps, bf16_gradients, bf16_weights = _train(local_device(0), *LLAMA, *precise)
-    torch.testing.assert_close(bf16_steps, steps, rtol=2e-2, atol=0)
-    _assert_close(bf16_gradients, gradients, 5e-2)
-    assert all(weight.dtype == torch.float32 for weight in bf16_weights.values())
-    assert any(not torch.equal(bf16_gradients[name], gradients[name]) for name in gradients), "bf16 was not used"
+    half = ["--train.precision", precision, "--train.attention", attention]
+    half_steps, half_gradients, half_weights = _train(local_device(0), *LLAMA, *half)
+    torch.testing.assert_close(half_steps, steps, rtol=bound, atol=0)
+    _assert_close(half_gradients, gradients, 2.5 * bound)
+    assert all(weight.dtype == torch.float32 for weight in half_weights.values())
+    assert any(not torch.equal(half_gradients[name], gradients[name]) for name in gradients), (
+        f"{precision} was not used"
+    )
 
 
 def test_memory_is_the_devices_and_holds_the_training_state():
@@ -115,6 +120,20 @@ def test_a_resumed_run_is_equal_to_the_bit(tmp_path):
     whole_weights, weights = (_weights(folder / f"runs/run/checkpoints/step-{STEPS}") for folder in (whole, parted))
     assert whole_weights.keys() == weights.keys()
     assert all(torch.equal(weights[name], whole_weights[name]) for name in weights)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_two_deterministic_runs_are_equal_to_the_bit(tmp_path, precision):
+    flags = [*FLAGS, *LLAMA, "--parallel.ranks", "1", "--train.deterministic", "--train.precision", precision]
+    folders = [tmp_path / "one", tmp_path / "two"]
+    for folder in folders:
+        _polarlm(folder, *flags, "--model.dropout", "0.1")
+    one, two = (_losses(folder / "runs/run/metrics.jsonl") for folder in folders)
+    assert one == two
+    weights, again = (_weights(folder / f"runs/run/checkpoints/step-{STEPS}") for folder in folders)
+    assert all(torch.equal(weights[name], again[name]) for name in weights)
+    environment = json.loads((folders[0] / "runs/run/environment.json").read_text())
+    assert environment["deterministic"]["CUBLAS_WORKSPACE_CONFIG"] in (":4096:8", ":16:8")
 
 
 def _polarlm(folder, *flags):

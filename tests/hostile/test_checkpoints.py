@@ -210,6 +210,21 @@ def _progress(**changes):
     return spoil
 
 
+def _scalars(change, leaves_out=False):
+    """Another count of steps for each parameter: what `change` makes of it."""
+
+    def spoil(folder):
+        state = json.loads((folder / STATE).read_text())
+        scalars = state["optimizer"]["scalars"]
+        state["optimizer"]["scalars"] = {
+            name: {key: change(value) for key, value in numbers.items() if not leaves_out}
+            for name, numbers in scalars.items()
+        }
+        (folder / STATE).write_text(json.dumps(state))
+
+    return spoil
+
+
 def _raw_step(text):
     def spoil(folder):
         path = folder / STATE
@@ -279,6 +294,11 @@ SEALED = {  # how its maker can spoil a checkpoint -> what is said
     "a pipe for the state": (lambda folder: _fifo(folder / STATE), "says nothing of state.json"),
     "no second moments": (_moment_out, "another optimizer"),
     "moments of other shapes": (_moment_of_another_shape, "another optimizer"),
+    "a count that is no tensor": (_scalars(lambda number: 1.0), "another optimizer"),
+    "a count of another type": (_scalars(lambda number: number | {"dtype": "int8"}), "another optimizer"),
+    "a count of an unknown type": (_scalars(lambda number: number | {"dtype": "manual_seed"}), "`optimizer.scalars."),
+    "a count below 0": (_scalars(lambda number: number | {"number": -5.0}), "`optimizer.scalars."),
+    "no count": (_scalars(lambda number: None, leaves_out=True), "another optimizer"),
     "a state that is a list": (lambda folder: (folder / STATE).write_text("[]"), "is not what a checkpoint says"),
     "a state of nothing": (lambda folder: (folder / STATE).write_text(""), "is not what a checkpoint says"),
     "a nested state": (lambda folder: (folder / STATE).write_text("[" * 10**6), "nested too deep"),

@@ -90,6 +90,12 @@ def test_a_program_finds_torchruns_variables(monkeypatch):
     assert int(found["OMP_NUM_THREADS"]) >= 1
 
 
+def test_one_process_needs_no_place_to_meet():
+    found = environment_of(Rank(0, 1, 0, 1, None, None), {})
+    assert (found["RANK"], found["WORLD_SIZE"]) == ("0", "1")
+    assert not {"MASTER_ADDR", "GLOO_SOCKET_IFNAME"} & found.keys()
+
+
 def test_one_torchrun_a_node_learns_its_node(monkeypatch):
     monkeypatch.setattr("polarlm.launch.enter.interface_to", lambda address: "hsn0")
     found = environment_of(Rank(1, 2, 0, 1, "10.0.0.1", 15000), {}, per_node=True)

@@ -180,6 +180,12 @@ def test_l06_what_cannot_be_is_refused_with_the_numbers(wanted, numbers, job, pr
         launch(job("a b"), devices_per_node=4, **wanted)
 
 
+def test_l06_hosts_that_stay_idle_are_pointed_out(job, program):
+    program("mpiexec", PALS)
+    assert launch(job("a b c d"), ranks=4, devices_per_node=4).warnings[-1].startswith("4 ranks take 1 of the 4 hosts")
+    assert not any("idle" in warning for warning in launch(job("a b"), ranks=8, devices_per_node=4).warnings)
+
+
 # L17, L18, L19
 
 
@@ -202,10 +208,19 @@ def test_l19_a_set_address_and_port_are_kept(job, program):
 
 def test_what_the_user_set_is_kept_and_said(job, program):
     program("mpiexec", PALS)
-    said = launch(job("x3001 x3002") | {"NCCL_NET": "Socket"})
-    assert "NCCL_NET" in said.kept
-    assert all(each.name != "NCCL_NET" for each in said.settings)
-    assert said.environment({"NCCL_NET": "Socket"})["NCCL_NET"] == "Socket"
+    said = launch(job("x3001 x3002") | {"NCCL_CROSS_NIC": "0"})
+    assert "NCCL_CROSS_NIC" in said.kept
+    assert all(each.name != "NCCL_CROSS_NIC" for each in said.settings)
+    assert said.environment({"NCCL_CROSS_NIC": "0"})["NCCL_CROSS_NIC"] == "0"
+
+
+def test_a_place_of_this_process_is_not_handed_to_ranks(job, program):
+    program("mpirun", OPEN_MPI)
+    stale = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "PMI_RANK": "0", "PMI_SIZE": "1", "HOME": "/me"}
+    said = launch(job("a b") | stale)
+    assert {"RANK", "WORLD_SIZE", "LOCAL_RANK", "PMI_RANK", "PMI_SIZE"} == {*said.dropped}
+    assert {*said.environment(stale)} & {*stale} == {"HOME"}
+    assert "RANK" not in said.command
 
 
 # L21, L22

@@ -67,10 +67,10 @@ def test_a_users_own_machine_counts_first(own):
 
 
 def test_a_field_of_a_known_machine_is_replaced_alone(own):
-    own("polaris:\n  devices_per_node: 2\n  hosts: x3*\n  environment:\n    NCCL_NET: Socket\n")
+    own("polaris:\n  devices_per_node: 2\n  hosts: x3*\n  environment:\n    NCCL_NET_GDR_LEVEL: SYS\n")
     polaris = site_named("polaris")
     assert (polaris.devices_per_node, polaris.hosts, polaris.launcher) == (2, ("x3*",), "pals")
-    assert polaris.environment["NCCL_NET"] == "Socket"
+    assert polaris.environment["NCCL_NET_GDR_LEVEL"] == "SYS"
     assert polaris.environment["NCCL_CROSS_NIC"] == "1"
 
 

@@ -14,6 +14,7 @@ LAYOUTS = {
     "zero 1": "--parallel.ranks 2 --parallel.zero-stage 1",
     "zero 2": "--parallel.ranks 2 --parallel.zero-stage 2",
     "zero 3": "--parallel.ranks 2 --parallel.zero-stage 3",
+    "offloaded": "--parallel.ranks 2 --parallel.zero-stage 3 --parallel.offload parameters",
     "tensor": "--parallel.tensor 2",
     "1f1b": "--parallel.pipeline 2",
     "interleaved": INTERLEAVED,

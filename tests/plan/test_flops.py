@@ -91,3 +91,8 @@ def _own_loss(transformer, tokens, positions):
 @pytest.mark.parametrize("model", [GPT, LLAMA])
 def test_a_step_is_what_torch_counts(model, loss_of):
     assert _counted_by_torch(model, loss_of) == model_flops(model, TOKENS, SEQ, causal=False)
+
+
+def test_tiles_repeat_the_feed_forward():
+    whole, tiled = (hardware_flops(GPT, TOKENS, SEQ, recompute="none", tile=tile) for tile in (SEQ, SEQ // 2))
+    assert tiled - whole == 2 * TOKENS * 4 * 64 * 256  # 2 layers, H 64, F 256

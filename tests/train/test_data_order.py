@@ -83,7 +83,7 @@ def _weights(folder, step):
 
 
 def test_from_four_ranks_to_two_to_three_the_order_is_the_straight_runs(start):
-    """Batches of 12 of the 30 samples of an epoch, so that epochs end within a batch; 2 steps are done twice."""
+    """B31: batches of 12 of the 30 samples of an epoch, so that epochs end within a batch; 2 steps are done twice."""
     flags = "--train.global-batch-size 12 --train.steps 20 --checkpoint.every 4".split()
     straight = _global_batches(run_ranks(1, _train, *start("straight", 30, 1, *flags)))
     moved, lost = {}, []
@@ -104,7 +104,7 @@ def test_from_four_ranks_to_two_to_three_the_order_is_the_straight_runs(start):
 
 
 def test_two_resumes_in_a_row_with_other_microbatches(start):
-    """Saved after 5 steps on two ranks, after 8 on three, and gone on with on one."""
+    """B32: saved after 5 steps on two ranks, after 8 on three, and gone on with on one."""
     flags = "--train.global-batch-size 6 --train.steps 10".split()
     straight = _global_batches(run_ranks(1, _train, *start("straight", 10, 1, *flags)))
     moved = {}
@@ -117,7 +117,7 @@ def test_two_resumes_in_a_row_with_other_microbatches(start):
 
 
 def test_a_run_stopped_after_any_step_of_three_epochs_goes_on_as_the_straight_one(start):
-    """Ten samples in batches of two: 15 steps, the 5th and the 10th at an epoch's end."""
+    """B31: ten samples in batches of two: 15 steps, the 5th and the 10th at an epoch's end."""
     flags = "--train.global-batch-size 2 --train.steps 15 --checkpoint.every".split()
     folder, config = start("straight", 10, 1, *flags, "1")
     first, straight = _train(ALONE, folder, config)

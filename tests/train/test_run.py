@@ -50,6 +50,36 @@ def test_a_run_that_goes_on_says_from_where(start, capsys):
     assert capsys.readouterr().out.splitlines()[0] == "goes on after step 3"
 
 
+def _cut_a_shard(checkpoint):
+    shard = next(checkpoint.glob("weights/*.safetensors"))
+    shard.write_bytes(shard.read_bytes()[:-1])
+
+
+DAMAGE = {
+    "shard cut": _cut_a_shard,
+    "mark gone": lambda checkpoint: (checkpoint / "complete.json").unlink(),
+    "file empty": lambda checkpoint: (checkpoint / "state.json").write_bytes(b""),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_run_goes_on_from_the_newest_checkpoint_that_is_whole(start, capsys, caplog, damage):
+    """B29: saved after 10 and 20, the latter half-written; it is replaced when its step comes again."""
+    flags = ("--train.steps", "20", "--checkpoint.every", "10", "--train.schedule.name", "constant")
+    folder, run = start("run", *flags)
+    fit(run)
+    weights = dict(load_model(folder).named_parameters())
+    DAMAGE[damage](folder / "checkpoints/step-20")
+    assert (folder / "checkpoints/latest").readlink().name == "step-20"
+    capsys.readouterr()
+    fit(start("run", *flags)[1])
+    assert capsys.readouterr().out.splitlines()[0] == "goes on after step 10"
+    assert any("step-20: passed over" in message for message in caplog.messages)
+    assert [line["step"] for line in _metrics(folder)] == [*range(1, 21)]
+    again = dict(load_model(folder, 20).named_parameters())
+    assert all(torch.equal(again[name], weights[name]) for name in weights)
+
+
 def test_every_step_has_its_line_with_all_that_is_promised(start):
     folder, run = start("run", "--train.steps", "3", "--train.global-batch-size", "8", "--train.eval-every", "2")
     fit(run)

@@ -66,6 +66,7 @@ def test_events_tell_of_evaluations_saves_warnings_and_the_end(tmp_path):
         (4, "end"),
     ]
     assert events[3]["message"] == "at 3"
+    assert all(events[number]["seconds"] > 0 for number in (1, 2)), "what a walltime's end is reckoned from"
     metrics = {line["step"]: line for line in _lines(tmp_path / "run" / "metrics.jsonl")}
     assert events[1]["val_loss"] == metrics[2]["val_loss"]
 

@@ -140,9 +140,9 @@ def _check_state(
         name, _, key = full_name.rpartition(".")
         saved[name][key] = tuple(array.shape) if array.dtype.is_floating_point else array.dtype
     for name, numbers in scalars.items():
-        saved[name] |= dict.fromkeys(numbers)
+        saved[name] |= {key: value["dtype"] if isinstance(value, dict) else None for key, value in numbers.items()}
     for parameter, state in optimizer.state.items():
-        own = {key: tuple(value.shape) if _is_array(value) else None for key, value in state.items()}
+        own = {key: _kind(value) for key, value in state.items()}
         other = saved.get(names[parameter])
         if own and other and own != other:
             raise UserError(
@@ -150,6 +150,13 @@ def _check_state(
                 f"than this run's, which keeps {listed(sorted(own))}; go on with the optimizer of before, or start a "
                 "new run with train.init_from"
             )
+
+
+def _kind(value: object) -> object:
+    """An array's shape, the type of a tensor of no dims, None for a plain number."""
+    if not isinstance(value, Tensor):
+        return None
+    return tuple(value.shape) if value.ndim else str(value.dtype).removeprefix("torch.")
 
 
 def _empty_arrays(parameters: Mapping[str, Tensor], stored: Mapping[str, Stored]) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ _Plain = float | int | bool | None
 class _Number(Record):
     """A tensor of no dims."""
 
-    number: float | int | bool
+    number: Annotated[float | int, Field(ge=0)] | bool  # a count, or a product of decays
     dtype: Literal["float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"]
 
 

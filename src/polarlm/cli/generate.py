@@ -57,10 +57,10 @@ def run(arguments: argparse.Namespace) -> None:
 def _find_run(folder: Path) -> "tuple[Path, Tokenizer]":
     """The run's folder, and the tokenizer it was trained with."""
     from polarlm.config import UserError, load_run_folder
-    from polarlm.data import load_tokenizer
+    from polarlm.data import load_run_tokenizer
 
     folder = folder_of(folder)
     if not folder.is_dir():
         raise UserError(f"{folder}: no such run folder; give one, such as runs/demo, or train first")
     load_run_folder(folder)
-    return folder, load_tokenizer(str(folder / "tokenizer"))
+    return folder, load_run_tokenizer(folder)

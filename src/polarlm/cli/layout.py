@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Print the table."""
     from polarlm.config import UserError, load_run
-    from polarlm.launch import local_devices
+    from polarlm.launch import Request, available_ranks
     from polarlm.report import describe_layout, draw_layout
 
     is_folder = arguments.run is not None and arguments.run.is_dir()
@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> None:
         arguments.run / "config.yaml" if is_folder else arguments.run,
         environment=os.environ,
         flags=flags,
-        devices=local_devices(),
+        devices=available_ranks(Request(), os.environ),
     )
     config = _with_vocabulary(loaded.config)
     if arguments.png and not arguments.png.resolve().parent.is_dir():

@@ -18,6 +18,8 @@ _FIELDS = {
 }
 _SEQUENCE_PARALLEL = ("megatron", "ds")
 
+VARIABLES = (*_FIELDS, "USE_FLASH_ATTN", "SP_TYPE", "SPSIZE")
+
 
 def from_environment(environment: Mapping[str, str], devices: int) -> Leaves:
     """The leaves that the deck's variables give; an empty variable is an unset one.

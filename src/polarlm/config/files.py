@@ -7,6 +7,7 @@ can be printed, whole numbers of 64 bits, finite floats; of the types that a `Re
 import json
 import math
 import os
+import stat
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -81,13 +82,12 @@ def read_bytes(path: Path, most_bytes: int) -> bytes:
         UserError: it cannot be read, is no regular file, or is larger than that.
     """
     with names_file(path):
-        if path.exists() and not path.is_file():
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
             raise UserError(f"{path}: is no regular file; put the file itself there")
-        with path.open("rb") as file:
-            content = file.read(most_bytes + 1)
-    if len(content) > most_bytes:
-        raise UserError(f"{path}: is larger than the {most_bytes} bytes that such a file can have; it is another one")
-    return content
+        if status.st_size > most_bytes:
+            raise UserError(f"{path}: is larger than the {most_bytes} bytes that such a file can have; name another")
+        return path.read_bytes()
 
 
 def check_inside(path: Path, folder: Path) -> None:

@@ -53,7 +53,7 @@ def load_run(
     Raises:
         UserError: whatever is wrong, one line a fault, each with the field, where it was given, and the mend.
     """
-    file_leaves = from_yaml(path) if path else {}
+    file_leaves = _given(from_yaml(path)) if path else {}
     flag_leaves = from_flags(flags)
     ranks = merge(file_leaves, flag_leaves).get("parallel.ranks")
     world = ranks.value if ranks and isinstance(ranks.value, int) and ranks.value > 0 else devices
@@ -72,6 +72,13 @@ def load_run(
     config = _with_origins(leaves, resolve_layout, config, devices)
     config, raised = _with_positions(config)
     return LoadedRun(config, notes + raised)
+
+
+def _given(leaves: Leaves) -> Leaves:
+    """Without empty values, and sections whose lines are all commented out; an unknown key remains, to be refused."""
+    fields = field_paths(RunConfig)
+    known = fields.keys() | {name.rpartition(".")[0] for name in fields}
+    return {key: leaf for key, leaf in leaves.items() if leaf.value is not None or key not in known}
 
 
 def _merge_all(*sources: Leaves) -> tuple[Leaves, list[str]]:
@@ -93,8 +100,19 @@ def _merge_all(*sources: Leaves) -> tuple[Leaves, list[str]]:
         if preset and fields and (before is None or before.value != preset.value):
             notes.append(f"the preset {preset.value} replaces {', '.join(fields)} ({merged[fields[0]].origin})")
             merged = {key: leaf for key, leaf in merged.items() if key not in fields}
+        if _divides_anew(merged, source):
+            stands = f"train.global_batch_size ({merged['train.global_batch_size'].origin}) stands"
+            notes.append(f"{stands}, and train.gradient_accumulation_steps follows from it")
+            del merged["train.gradient_accumulation_steps"]
         merged = merge(merged, source)
     return merged, notes
+
+
+def _divides_anew(merged: Leaves, source: Leaves) -> bool:
+    """Whether the batch is said twice, as in a run's own config.yaml, and a later source divides it otherwise."""
+    batch = {"train.global_batch_size", "train.gradient_accumulation_steps"}
+    divisors = [key for key in source if key.startswith("parallel.") or key == "train.micro_batch_size"]
+    return bool(divisors) and batch <= merged.keys() and not batch & source.keys()
 
 
 def _is_endless(leaves: Leaves) -> bool:
@@ -117,7 +135,7 @@ def load_run_folder(folder: Path) -> RunConfig:
     if not path.is_file():
         raise UserError(f"{folder}: no config.yaml there, so this is not a run folder")
     check_inside(path, folder)
-    return _validate(from_yaml(path))
+    return _validate(_given(from_yaml(path)))
 
 
 def run_of(record: Any, where: Path) -> RunConfig:

@@ -50,7 +50,7 @@ class ModelConfig(Section):
         """Complete the user's fields; wrong types are left for the field's own check to report."""
         if not isinstance(given, dict):
             return given
-        given = {key: value for key, value in given.items() if value is not None}
+        given = {key: value for key, value in given.items() if value is not None or key not in cls.model_fields}
         if isinstance(given.get("preset"), bool):
             raise ValueError("preset: needs a name, such as GPT125M; `polarlm models` lists them")
         # A resolved run says every field, and so reads the same where its user's presets are others.

@@ -112,6 +112,8 @@ def _own_presets() -> dict[str, Leaves]:
     path = user_presets_path()
     own: dict[str, Leaves] = {}
     for key, leaf in (from_yaml(path) if path.is_file() else {}).items():
+        if leaf.value is None:
+            continue
         name, _, field = key.partition(".")
         if not field:
             raise UserError(

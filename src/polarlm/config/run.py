@@ -113,6 +113,9 @@ class TrainConfig(Section):
     loss_scale: LossScaleConfig = LossScaleConfig()
     recompute: Literal["none", "selective", "full"] = Field("none", description="activations recomputed in backward")
     recompute_every: Size = Field(1, description="only every n-th block recomputes")
+    tile: NonNegativeInt = Field(
+        0, description="tokens of a sequence that norm and feed-forward take at a time, to hold less; 0 is all"
+    )
     z_loss: NonNegativeFloat = Field(0.0, description="weight of (log of the softmax's sum)², PaLM's 1e-4")
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="share of the target spread over the vocabulary")
     attention: Literal["auto", "flash", "math"] = Field(

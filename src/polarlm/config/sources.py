@@ -98,7 +98,7 @@ def parse_scalar(text: str) -> Any:
 
 
 def from_yaml(path: Path) -> Leaves:
-    """The leaves of a run file, each with its file and line.
+    """The leaves of a run file, each with its file and line; of an empty value, None.
 
     Raises:
         UserError: no such file, not UTF-8, not YAML, not a mapping, a key given twice.
@@ -141,8 +141,7 @@ def _read_text(path: Path) -> str:
 def _walk(loader: _Loader, node: Any, path: Path, prefix: tuple[str, ...]) -> Iterator[tuple[str, Value]]:
     if not isinstance(node, yaml.MappingNode):
         value = loader.construct_object(node, deep=True)
-        if value is not None:  # an empty value, or a section whose lines are all commented out, is not given
-            yield ".".join(prefix), Value(value, f"{path}:{node.start_mark.line + 1}")
+        yield ".".join(prefix), Value(value, f"{path}:{node.start_mark.line + 1}")
         return
     for key_node, value_node in node.value:
         # A mapping inside a list is a value; a mapping under a key is a section.

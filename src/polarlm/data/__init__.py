@@ -13,7 +13,7 @@ from polarlm.data.manifest import compare_whole
 from polarlm.data.prepare import prepare
 from polarlm.data.readers import read_texts
 from polarlm.data.samples import Samples, SyntheticSamples, permute, split_documents
-from polarlm.data.tokenizer import TextStream, Tokenizer, load_tokenizer, train_tokenizer
+from polarlm.data.tokenizer import TextStream, Tokenizer, load_run_tokenizer, load_tokenizer, train_tokenizer
 
 __all__ = [
     "AnySamples",
@@ -30,6 +30,7 @@ __all__ = [
     "check_tokenizer",
     "compare_whole",
     "compressed_bits_per_byte",
+    "load_run_tokenizer",
     "load_tokenizer",
     "merge",
     "open_split",

@@ -21,7 +21,8 @@ from polarlm.config import DataConfig, UserError
 from polarlm.data.samples import Samples
 
 _LONGEST_PERIOD = 100_000  # weights finer than five digits are rounded to them
-_WEIGHTED = re.compile(r"([0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?)\s+(\S.*)")
+# Of few digits each: a power of ten with nine of them would not end.
+_WEIGHTED = re.compile(r"((?:[0-9]{1,30}(?:\.[0-9]{0,30})?|\.[0-9]{1,30})(?:[eE][-+]?[0-9]{1,2})?)\s+(\S.*)")
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from polarlm.config import UserError, parse_json
 MOST_BYTES = 2**26  # twice the largest that models come with
 _MOST_UNUSED = 1000  # ids without a token, beside as many as there are tokens
 # What makes a regular expression, a normaliser or a decoder fail that fails on nearly any text.
-_PROBE = "A probe, größer than 12345 \t'x'  \r\n\n\U0001f642 <|endoftext|> [UNK] </s>" + "a" * 100
+_PROBE = "A probe, größer than 12345 \t'x'  \r\n\n\U0001f642 <|endoftext|> [UNK] </s>" + "a" * 100 + "!"
 
 
 def read_engine(content: bytes, path: Path) -> tokenizers.Tokenizer:

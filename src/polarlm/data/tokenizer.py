@@ -185,6 +185,8 @@ class SentencePieceTokenizer:
         sentencepiece.SetMinLogLevel(_SILENT)
         with blames(path, "is not a SentencePiece model"):
             self._engine = sentencepiece.SentencePieceProcessor(model_proto=self._content)
+            if not self._engine.vocab_size():
+                raise ValueError("it has no tokens")
             self._engine.id_to_piece(list(range(self._engine.vocab_size())))  # each is a text
         self.vocab_size = self._engine.vocab_size()
         self.eod_id = self._engine.eos_id() if self._engine.eos_id() >= 0 else None
@@ -263,6 +265,17 @@ def load_tokenizer(where: str | Path) -> Tokenizer:
     if path.stat().st_size == len(_BYTES_FILE) and path.read_bytes() == _BYTES_FILE:
         return ByteTokenizer()
     return HuggingFaceTokenizer(path)
+
+
+def load_run_tokenizer(run_folder: Path) -> Tokenizer:
+    """The tokenizer that a run keeps in its folder.
+
+    Raises:
+        UserError: there is none, or it is elsewhere.
+    """
+    folder = run_folder / "tokenizer"
+    check_inside(folder, run_folder)
+    return load_tokenizer(folder)
 
 
 def _find_tokenizer(path: Path) -> Path:

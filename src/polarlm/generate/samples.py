@@ -5,7 +5,7 @@ from pathlib import Path
 
 from polarlm.checkpoint import load_model
 from polarlm.config import load_run_folder
-from polarlm.data import load_tokenizer
+from polarlm.data import load_run_tokenizer
 from polarlm.generate.engine import generate
 from polarlm.generate.settings import Settings
 
@@ -23,7 +23,7 @@ def write_samples(run_folder: Path, step: int) -> None:
     prompts = config.log.samples
     if not prompts:
         return
-    model, tokenizer = load_model(run_folder, step), load_tokenizer(str(run_folder / "tokenizer"))
+    model, tokenizer = load_model(run_folder, step), load_run_tokenizer(run_folder)
     settings = Settings(temperature=_TEMPERATURE, max_tokens=config.log.sample_tokens, seed=_SEED)
     completions = generate(model, tokenizer, prompts, settings)
     with (run_folder / "samples.jsonl").open("a", encoding="utf-8") as file:

@@ -20,6 +20,8 @@ def describe(launch: Launch) -> str:
     exports = [(f"export {each.name}={shlex.quote(each.value)}", each.why) for each in launch.settings]
     width = max(len(export) for export, _ in exports) if exports else 0
     lines += [f"  {export:<{width}}  # {why}" for export, why in exports]
+    if launch.dropped:
+        lines.append(f"  unset {' '.join(launch.dropped)}  # the place of this process, not of a rank")
     if launch.kept:
         lines.append(f"  # kept as they are set: {', '.join(launch.kept)}")
     if launch.kind not in ("local", "torchrun"):

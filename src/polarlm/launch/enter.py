@@ -11,6 +11,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -24,6 +26,9 @@ from polarlm.launch.run_folder import log_name
 
 __all__ = ["environment_of"]
 
+WATCH_S = 2.0  # how often a rank looks whether its launcher is still there
+GRACE_S = 10.0  # from SIGTERM to SIGKILL, once it is gone
+
 
 def environment_of(place: Rank, environment: Mapping[str, str], per_node: bool = False) -> dict[str, str]:
     """What the program of this process finds: its place, where the ranks meet, and the interface that leads there.
@@ -34,7 +39,8 @@ def environment_of(place: Rank, environment: Mapping[str, str], per_node: bool =
 
     Nothing that is set already is changed, but the place.
     """
-    interface = None if place.world == 1 or is_loopback(place.master_addr) else interface_to(place.master_addr)
+    address = place.master_addr
+    interface = interface_to(address) if address and place.world > 1 and not is_loopback(address) else None
     defaults = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
     if per_node:
         own = {"PET_NODE_RANK": str(place.rank)}  # torchrun's variable for its --node-rank
@@ -44,9 +50,9 @@ def environment_of(place: Rank, environment: Mapping[str, str], per_node: bool =
             "RANK": str(place.rank),
             "WORLD_SIZE": str(place.world),
             "LOCAL_RANK": str(place.local_rank),
-            "MASTER_ADDR": place.master_addr,
-            "MASTER_PORT": str(place.master_port),
         }
+        if address and place.master_port:
+            own |= {"MASTER_ADDR": address, "MASTER_PORT": str(place.master_port)}
         if place.local_world:
             own["LOCAL_WORLD_SIZE"] = str(place.local_world)
     unset = {name: value for name, value in defaults.items() if value and not environment.get(name)}
@@ -73,7 +79,15 @@ def main() -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    code = _run(arguments.program, place.rank, environment, arguments.logs)
+    try:
+        code = _run(arguments.program, place.rank, environment, arguments.logs)
+    except OSError as error:
+        print(
+            f"error: {arguments.logs}: cannot be written on {short_host_name()} ({error.strerror}); "
+            "start where all hosts share the folder",
+            file=sys.stderr,
+        )
+        return 2
     if code and os.environ.get("MPI_LOCALRANKID"):
         # Hydra lets the other ranks wait for ever when one ends with a code, and ends them when one dies of a signal.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -85,6 +99,18 @@ def _run(program: list[str], rank: int, environment: Mapping[str, str], logs: Pa
     host = short_host_name()
     logs.mkdir(parents=True, exist_ok=True)
     path = logs / log_name(host, rank)
+    stopping: list[int] = []
+    parent = os.getppid()
+    process = None
+
+    def stop(number: int, _frame: object) -> None:
+        stopping.append(number)
+        if process:
+            process.send_signal(signal.SIGTERM)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        # Launchers forward SIGUSR1 to ranks and keep SIGTERM for themselves; to programs the latter is known.
+        signal.signal(number, stop)
     with path.open("ab") as log:
         ending = Ending(rank, host, path, log.tell())
         try:
@@ -93,14 +119,23 @@ def _run(program: list[str], rank: int, environment: Mapping[str, str], logs: Pa
             log.write(f"error: {program[0]}: cannot be started ({error.strerror})\n".encode())
             ending.write(2)
             return 2
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-        # Launchers forward SIGUSR1 to ranks and keep SIGTERM for themselves; to programs the latter is known.
-        signal.signal(number, lambda number, _: process.send_signal(signal.SIGTERM))
+    if stopping:  # while it was being started
+        process.send_signal(signal.SIGTERM)
+    threading.Thread(target=_end_with_launcher, args=(process, parent), daemon=True).start()
     code = process.wait()
     code = code if code >= 0 else 128 - code
     if code:
         ending.write(code)
     return code
+
+
+def _end_with_launcher(process: subprocess.Popen, parent: int) -> None:
+    """End the program when what started this process is gone, however that ended: not every launcher's death tells."""
+    while os.getppid() == parent:
+        time.sleep(WATCH_S)
+    process.terminate()
+    time.sleep(GRACE_S)
+    process.kill()
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def _srun(start: Start) -> list[str]:
     words = [start.program, f"--nodes={len(hosts)}", f"--ntasks={start.spread.world}", f"--ntasks-per-node={per_node}"]
     if not start.is_whole:
         words.append(f"--nodelist={','.join(host.address for host in hosts)}")
-    return [*words, *start.options, "--kill-on-bad-exit=1", "--unbuffered", "--export=ALL"]
+    return [*words, *start.options, "--kill-on-bad-exit=1", "--export=ALL"]
 
 
 BUILDERS: dict[str, Callable[[Start], list[str]]] = {"pals": _pals, "mpich": _mpich, "openmpi": _openmpi, "srun": _srun}

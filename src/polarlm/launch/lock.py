@@ -77,6 +77,7 @@ def _read(file) -> dict:
     file.seek(0)
     try:
         holder = json.load(file)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
-    return holder if isinstance(holder, dict) and holder.keys() >= {"host", "pid", "since"} else {}
+    is_one = isinstance(holder, dict) and holder.keys() >= {"host", "pid", "since"} and type(holder["pid"]) is int
+    return holder if is_one else {}

@@ -1,21 +1,19 @@
 """From what a user asks and where they stand to one command, its environment, and why each part is as it is."""
 
 import os
-import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from polarlm.config import UserError
-from polarlm.launch.allocation import Allocation, find_allocation
 from polarlm.launch.hostlist import Host
 from polarlm.launch.launchers import BUILDERS, Start, forwarded_names, host_file_text
-from polarlm.launch.mpi import NO_MPI, find_mpi
 from polarlm.launch.network import check_port, free_port, master_address, port_of_job
-from polarlm.launch.ranks import WORLD_SIZE
-from polarlm.launch.sites import Site, recognise, site_named
-from polarlm.launch.spread import Request, Spread, count_devices, spread
+from polarlm.launch.ranks import PLACE_NAMES, WORLD_SIZE
+from polarlm.launch.sites import Site
+from polarlm.launch.spread import Request, Spread
+from polarlm.launch.starter import Scene, Starter, choose_starter, look_around
 
 __all__ = ["Launch", "Setting", "available_ranks", "prepare"]
 
@@ -43,6 +41,7 @@ class Launch:
         spread: the ranks on their hosts.
         settings: variables added to the environment.
         host_file: a file to be written first, and its text.
+        dropped: variables that would tell a rank the place that this process has.
         kept: variables that would be settings, had the user not set them.
         reasons: (part, what was chosen and why).
         warnings: what should be pointed out, a line each.
@@ -53,23 +52,15 @@ class Launch:
     spread: Spread
     settings: tuple[Setting, ...]
     host_file: tuple[Path, str] | None
+    dropped: tuple[str, ...]
     kept: tuple[str, ...]
     reasons: tuple[tuple[str, str], ...]
     warnings: tuple[str, ...]
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
-        """`base` and the settings."""
-        return {**base, **{setting.name: setting.value for setting in self.settings}}
-
-
-@dataclass(frozen=True)
-class _Starter:
-    """Who starts the processes on the hosts."""
-
-    kind: str
-    program: str
-    why: str
-    warnings: tuple[str, ...] = ()
+        """`base` without what is dropped, and the settings."""
+        left = {name: value for name, value in base.items() if name not in self.dropped}
+        return {**left, **{setting.name: setting.value for setting in self.settings}}
 
 
 def prepare(
@@ -92,8 +83,9 @@ def prepare(
     Raises:
         UserError: the hosts cannot be found, do not have what is asked for, or nothing here can start ranks on them.
     """
-    allocation, site, placed = _place(request, environment)
-    starter = _choose(request, allocation, placed, site, is_dry)
+    scene = look_around(request, environment)
+    placed, site = scene.spread, scene.site
+    starter = choose_starter(scene, is_dry)
     wanted = _settings(site)
     launch = Launch(
         kind=starter.kind,
@@ -101,10 +93,11 @@ def prepare(
         spread=placed,
         settings=tuple(setting for setting in wanted if not environment.get(setting.name)),
         host_file=None,
+        dropped=tuple(name for name in PLACE_NAMES if name in environment),
         kept=tuple(setting.name for setting in wanted if environment.get(setting.name)),
         reasons=(
             ("site", f"{site.name} ({site.title})" if site else "none of those known (`polarlm sites` lists them)"),
-            ("hosts", f"{' '.join(host.name for host in placed.hosts)}: {allocation.source}"),
+            ("hosts", f"{' '.join(host.name for host in placed.hosts)}: {scene.allocation.source}"),
             ("ranks", f"{placed.world}: {placed.why}"),
             ("launcher", starter.why),
         ),
@@ -112,8 +105,7 @@ def prepare(
     )
     if starter.kind in ("local", "torchrun"):
         return _on_this_machine(launch)
-    uses_torchrun = request.launcher == "torchrun"
-    whole = _on_its_hosts(launch, starter, uses_torchrun, request, allocation, site, environment, log_folder)
+    whole = _on_its_hosts(launch, starter, scene, log_folder)
     return _with_each_alone(whole) if each_alone else whole
 
 
@@ -123,13 +115,7 @@ def available_ranks(request: Request, environment: Mapping[str, str]) -> int:
     Raises:
         UserError: as `prepare`.
     """
-    return _place(request, environment)[2].world
-
-
-def _place(request: Request, environment: Mapping[str, str]) -> tuple[Allocation, Site | None, Spread]:
-    allocation = find_allocation(environment, request.hosts, request.host_file)
-    site = site_named(request.site) if request.site else recognise(allocation.hosts[0].address, environment)
-    return allocation, site, spread(request, allocation, *count_devices(request, allocation, site, environment))
+    return look_around(request, environment).spread.world
 
 
 def _on_this_machine(launch: Launch) -> Launch:
@@ -139,36 +125,27 @@ def _on_this_machine(launch: Launch) -> Launch:
     return replace(launch, reasons=(*launch.reasons, meeting))
 
 
-def _on_its_hosts(
-    launch: Launch,
-    starter: _Starter,
-    uses_torchrun: bool,
-    request: Request,
-    allocation: Allocation,
-    site: Site | None,
-    environment: Mapping[str, str],
-    log_folder: Path,
-) -> Launch:
-    meeting = _meeting(allocation, launch.spread, environment)
-    command, started = ["--logs", str(log_folder), "--", *launch.command], launch.spread
-    if uses_torchrun:
+def _on_its_hosts(launch: Launch, starter: Starter, scene: Scene, log_folder: Path) -> Launch:
+    allocation, started = scene.allocation, launch.spread
+    meeting = _meeting(scene)
+    command = ["--logs", str(log_folder), "--", *launch.command]
+    if scene.request.launcher == "torchrun":
         address, port = (setting.value for setting in meeting)
         place = [f"--nnodes={len(started.hosts)}", f"--master-addr={address}", f"--master-port={port}"]
         command = ["--per-node", "--logs", str(log_folder), "--", *_torchrun(started, *place), *launch.command]
         started = Spread(tuple(Host(host.name) for host in started.hosts), "one torchrun a node")
     settings = (*launch.settings, *meeting, Setting(WORLD_SIZE, str(started.world), "the launcher may not say"))
-    options, binding = _options(starter.kind, request, allocation, started, site, environment)
-    text = host_file_text(starter.kind, started)
+    options, binding = _options(starter.kind, scene, started)
     is_whole = allocation.scheduler is not None and len(started.hosts) == len(allocation.hosts)
-    use_as_it_is = is_whole and starter.kind != "openmpi" and started.ranks_per_node is not None
-    own_file = None if text is None or (use_as_it_is and allocation.node_file) else (log_folder / "hosts", text)
+    node_file = allocation.node_file if is_whole and started.ranks_per_node else None
+    own_file = _host_file(starter.kind, started, node_file, log_folder)
     start = Start(
         program=starter.program,
         spread=started,
         is_whole=is_whole,
-        host_file=own_file[0] if own_file else allocation.node_file,
+        host_file=own_file[0] if own_file else node_file,
         options=options,
-        names=forwarded_names({*environment, *(setting.name for setting in settings)}),
+        names=forwarded_names({*scene.environment, *(setting.name for setting in settings)} - {*PLACE_NAMES}),
         is_root=os.geteuid() == 0,
     )
     return replace(
@@ -180,69 +157,18 @@ def _on_its_hosts(
     )
 
 
+def _host_file(kind: str, started: Spread, node_file: Path | None, folder: Path) -> tuple[Path, str] | None:
+    """A file to be written; none where the scheduler's own serves. Open MPI would take its lines for slots."""
+    text = host_file_text(kind, started)
+    return None if text is None or (node_file and kind != "openmpi") else (folder / "hosts", text)
+
+
 def _with_each_alone(launch: Launch) -> Launch:
     """Launchers end every process when one ends badly, and so does a Python that is missing on one host: a shell stands
     before it, which always ends well."""
     start = launch.command.index(sys.executable)
     shell = ["sh", "-c", '"$@" || exit 0', "sh"]
     return replace(launch, command=[*launch.command[:start], *shell, *launch.command[start:]])
-
-
-def _choose(request: Request, allocation: Allocation, placed: Spread, site: Site | None, is_dry: bool) -> _Starter:
-    """The launcher: a flag's; this process where all ranks are here; the site's; the scheduler's; an MPI's.
-
-    Raises:
-        UserError: it is not here, or the program of its name is another.
-    """
-    is_one = len(placed.hosts) == 1 and allocation.is_here
-    if request.launcher == "torchrun" and is_one:
-        return _Starter("torchrun", "", "torchrun: --launcher")
-    if request.launcher == "local" and not is_one:
-        raise UserError(f"--launcher: local starts ranks on this machine alone, and they are to be on {_names(placed)}")
-    if request.launcher == "local" or (request.launcher is None and is_one):
-        return _Starter("local", "", "none: all ranks are on this machine, so this process starts them itself")
-    if request.launcher not in (None, "torchrun"):
-        wanted, why = request.launcher, "--launcher"
-    elif site and site.launcher:
-        wanted, why = site.launcher, f"site {site.name} says"
-    elif allocation.scheduler == "slurm":
-        wanted, why = "srun", "this is a Slurm job"
-    else:
-        wanted, why = None, f"{len(placed.hosts)} hosts and no Slurm job"
-    starter = _srun(why, is_dry) if wanted == "srun" else _mpi(wanted, why, request.launcher == wanted, is_dry)
-    return (
-        replace(starter, why=f"torchrun on each node, started by {starter.why}")
-        if request.launcher == "torchrun"
-        else starter
-    )
-
-
-def _srun(why: str, is_dry: bool) -> _Starter:
-    program = shutil.which("srun")
-    if program:
-        return _Starter("srun", program, f"srun: {why}")
-    if not is_dry:
-        raise UserError(f"srun ({why}) is not on the PATH; load Slurm's module, or name another with --launcher")
-    return _Starter("srun", "srun", f"srun: {why}", ("srun is not on the PATH here",))
-
-
-def _mpi(wanted: str | None, why: str, is_users: bool, is_dry: bool) -> _Starter:
-    """What is on the PATH counts, since it reads the options; what it was thought to be is only said."""
-    program = find_mpi(wanted)
-    if program is None:
-        if not is_dry:
-            raise UserError(NO_MPI)
-        wanted = wanted or "mpich"
-        return _Starter(
-            wanted, "mpiexec", f"{wanted}: {why}", (f"no mpiexec is on the PATH here; written as for {wanted}",)
-        )
-    found = f"{program.kind} {program.version}".strip()
-    if wanted in (None, program.kind):
-        return _Starter(program.kind, program.path, f"{found}: {why}, and `--version` says so")
-    if is_users:
-        raise UserError(f"--launcher: {wanted} is asked for, but {program.path} says it is {found}; load the other one")
-    complaint = f"{why} {wanted}, but {program.path} says it is {found}, and is taken for that"
-    return _Starter(program.kind, program.path, f"{found}: `--version` says so", (complaint,))
 
 
 def _settings(site: Site | None) -> list[Setting]:
@@ -252,11 +178,12 @@ def _settings(site: Site | None) -> list[Setting]:
     return list({setting.name: setting for setting in ours + sites}.values())
 
 
-def _meeting(allocation: Allocation, placed: Spread, environment: Mapping[str, str]) -> list[Setting]:
+def _meeting(scene: Scene) -> list[Setting]:
     """MASTER_ADDR and MASTER_PORT: the user's own, else the first host and the job's own port."""
+    environment, allocation = scene.environment, scene.allocation
     address, why = environment.get("MASTER_ADDR"), "kept, it was set"
     if not address:
-        address, why = master_address([host.address for host in placed.hosts], allocation.is_here)
+        address, why = master_address([host.address for host in scene.spread.hosts], allocation.is_here)
     port, port_why = check_port(environment), "kept, it was set"
     if port is None and allocation.job_id:
         port, port_why = port_of_job(allocation.job_id), f"from the job's number {allocation.job_id}"
@@ -274,28 +201,21 @@ def _torchrun(placed: Spread, *place: str) -> list[str]:
     return [*program, f"--nproc-per-node={placed.ranks_per_node}", "--no-python"]
 
 
-def _options(
-    kind: str,
-    request: Request,
-    allocation: Allocation,
-    started: Spread,
-    site: Site | None,
-    environment: Mapping[str, str],
-) -> tuple[list[str], str]:
+def _options(kind: str, scene: Scene, started: Spread) -> tuple[list[str], str]:
     """(the launcher's options for binding and what the site wants, why)."""
-    is_sites = site is not None and site.launcher == kind
-    options = list(site.options) if is_sites else []
-    if request.cpu_bind:
-        forms = {"pals": ["--cpu-bind", request.cpu_bind], "srun": [f"--cpu-bind={request.cpu_bind}"]}
-        bound, why = forms.get(kind, ["--bind-to", request.cpu_bind]), "--cpu-bind"
-    elif is_sites and site.binding:
+    site = scene.site if scene.site and scene.site.launcher == kind else None
+    options = list(site.options) if site else []
+    if chosen := scene.request.cpu_bind:
+        forms = {"pals": ["--cpu-bind", chosen], "srun": [f"--cpu-bind={chosen}"]}
+        bound, why = forms.get(kind, ["--bind-to", chosen]), "--cpu-bind"
+    elif site and site.binding:
         bound, why = list(site.binding), f"site {site.name}"
     elif kind == "openmpi":
         bound, why = ["--bind-to", "none"], "else each rank with its threads gets one core, or one part of the node"
     else:
         bound, why = [], ""
     if kind == "srun" and not any(word.startswith("--cpus-per-task") for word in bound + options):
-        cores, cores_why = _cores_per_task(allocation, started, environment)
+        cores, cores_why = _cores_per_task(scene, started)
         if cores:
             options.insert(0, f"--cpus-per-task={cores}")
             why = "; ".join(filter(None, [why, cores_why]))
@@ -303,15 +223,11 @@ def _options(
     return words, f"{' '.join(words)} ({why})" if words else "none: the launcher's own, and the site says nothing"
 
 
-def _cores_per_task(allocation: Allocation, started: Spread, environment: Mapping[str, str]) -> tuple[int, str]:
+def _cores_per_task(scene: Scene, started: Spread) -> tuple[int, str]:
     """srun gives each task one core, not its share, unless it is told."""
-    if (asked := environment.get("SLURM_CPUS_PER_TASK", "")).isdecimal():
+    if (asked := scene.environment.get("SLURM_CPUS_PER_TASK", "")).isdecimal():
         return int(asked), "SLURM_CPUS_PER_TASK"
-    if not (allocation.cpus_per_node and started.ranks_per_node):
+    cores = scene.allocation.cpus_per_node
+    if not (cores and started.ranks_per_node):
         return 0, ""
-    share = max(1, allocation.cpus_per_node // started.ranks_per_node)
-    return share, f"{allocation.cpus_per_node} cores of a node shared by {started.ranks_per_node}"
-
-
-def _names(placed: Spread) -> str:
-    return ", ".join(host.name for host in placed.hosts)
+    return max(1, cores // started.ranks_per_node), f"{cores} cores of a node shared by {started.ranks_per_node}"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from polarlm.config import UserError
 from polarlm.launch.hostlist import expand_tasks
 
-__all__ = ["FAMILIES", "WORLD_SIZE", "Family", "Rank", "rank_from"]
+__all__ = ["FAMILIES", "PLACE_NAMES", "WORLD_SIZE", "Family", "Rank", "rank_from"]
 
 # Set by `polarlm launch` for launchers that tell a rank its number but not how many there are.
 WORLD_SIZE = "POLARLM_WORLD_SIZE"
@@ -52,6 +52,16 @@ FAMILIES = (
     Family("MVAPICH2", "MV2_COMM_WORLD_RANK", ("MV2_COMM_WORLD_SIZE",), "MV2_COMM_WORLD_LOCAL_RANK", "MV2_LOCAL_SIZE"),
 )
 _SLURM = Family("Slurm", "SLURM_PROCID", ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS"), "SLURM_LOCALID", "")
+
+# Every name above that a launcher sets for each rank anew; one that is left from before would count in its stead.
+PLACE_NAMES = tuple(
+    dict.fromkeys(
+        name
+        for family in FAMILIES
+        for name in (family.rank, *family.world, family.local_rank, family.local_world)
+        if name != WORLD_SIZE
+    )
+)
 
 
 def rank_from(environ: Mapping[str, str]) -> Rank | None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from polarlm.launch.hosts import short_host_name
 
-__all__ = ["announce", "create", "find", "log_name", "log_path"]
+__all__ = ["announce", "create", "find", "log_name", "log_path", "next_folder"]
 
 
 def create(root: Path, name: str) -> Path:
@@ -15,9 +15,9 @@ def create(root: Path, name: str) -> Path:
     `mkdir` itself decides who gets a name, so two runs that start at the same moment get two folders.
     """
     root.mkdir(parents=True, exist_ok=True)
-    number = max(_family(root, name), default=0) + 1
+    number = _next_number(root, name)
     while True:
-        folder = root / (name if number == 1 else f"{name}-{number}")
+        folder = root / _numbered(name, number)
         try:
             folder.mkdir()
         except FileExistsError:
@@ -25,6 +25,11 @@ def create(root: Path, name: str) -> Path:
             continue
         (folder / "logs").mkdir()
         return folder
+
+
+def next_folder(root: Path, name: str) -> Path:
+    """What `create` would make now."""
+    return root / _numbered(name, _next_number(root, name))
 
 
 def find(root: Path, name: str) -> Path | None:
@@ -54,6 +59,14 @@ def log_path(folder: Path, host: str, rank: int) -> Path:
 def log_name(host: str, rank: int) -> str:
     """Return the name of one rank's log among those of its run."""
     return f"{host}.{rank}.log"
+
+
+def _next_number(root: Path, name: str) -> int:
+    return max(_family(root, name), default=0) + 1
+
+
+def _numbered(name: str, number: int) -> str:
+    return name if number == 1 else f"{name}-{number}"
 
 
 def _family(root: Path, name: str) -> dict[int, Path]:

@@ -35,12 +35,13 @@ class Site:
     environment: Mapping[str, str] = field(default_factory=dict)
     modules: tuple[str, ...] = ()
     filesystems: str = ""
+    directives: tuple[str, ...] = ()
     queues: Mapping[str, str] = field(default_factory=dict)
     source: str = ""
 
 
 _FIELDS = [each.name for each in fields(Site) if each.name != "name"]
-_LISTS = ("hosts", "binding", "options", "modules")
+_LISTS = ("hosts", "binding", "options", "modules", "directives")
 _MAPPINGS = ("variables", "environment", "queues")
 _CHOICES = {"scheduler": SCHEDULERS, "launcher": LAUNCHERS}
 

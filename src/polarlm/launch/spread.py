@@ -123,7 +123,9 @@ def _exactly(request: Request, room: tuple[Host, ...], is_free: bool, warnings: 
             f"nearest: {f'{lower} or ' if lower else ''}{upper}"
         )
     placed = tuple(Host(host.name, ranks // nodes) for host in room[:nodes])
-    return Spread(placed, f"{ranks} in all, as asked for: {ranks // nodes} on {_count(nodes, 'host')}")
+    if nodes < len(room):
+        warnings += (f"{ranks} ranks take {nodes} of the {len(room)} hosts; the others stay idle",)
+    return Spread(placed, f"{ranks} in all, as asked for: {ranks // nodes} on {_count(nodes, 'host')}", warnings)
 
 
 def _check_per_node(ranks: int, devices: int, why: str) -> None:

@@ -7,7 +7,7 @@ on it from outside, by its sub-modules' names and by replacing `attention.core` 
 from polarlm.model.attention import Attention, CausalAttention
 from polarlm.model.feed_forward import FeedForward
 from polarlm.model.initial import draw, initialise
-from polarlm.model.loss import IGNORED, CrossEntropy
+from polarlm.model.loss import IGNORED, CrossEntropy, Vocabulary
 from polarlm.model.rotary import Rotary
 from polarlm.model.transformer import Block, Embedding, Transformer
 
@@ -21,6 +21,7 @@ __all__ = [
     "FeedForward",
     "Rotary",
     "Transformer",
+    "Vocabulary",
     "draw",
     "initialise",
 ]

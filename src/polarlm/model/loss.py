@@ -37,6 +37,10 @@ class CrossEntropy(nn.Module):
 
         Without any trained token the sum is 0, and so are its gradients.
         """
+        return self.fused(hidden, head_weight, targets, Vocabulary(len(head_weight)))
+
+    def fused(self, hidden: Tensor, head_weight: Tensor, targets: Tensor, vocabulary: "Vocabulary") -> Tensor:
+        """The same where `head_weight` has the rows that `vocabulary` says."""
         device = hidden.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
         extras = (self.z_loss, self.label_smoothing) if self.training else (0.0, 0.0)
@@ -49,6 +53,7 @@ class CrossEntropy(nn.Module):
                 *extras,
                 token_losses,
                 self.gradient_scale,
+                vocabulary,
             )
 
     @contextmanager
@@ -61,6 +66,26 @@ class CrossEntropy(nn.Module):
         yield token_losses.flatten()
         trained = (targets != IGNORED).sum(1, dtype=torch.float64)
         self.rows.append(torch.stack([token_losses.sum(1, dtype=torch.float64), trained], dim=1))
+
+
+class Vocabulary:
+    """The rows of the head that this process holds: all. A layout that shares them out says which, and how the ranks
+    put together what each finds in its own.
+
+    Attributes:
+        size: V, of all rows.
+        first: the id of the first row that is here.
+        most: how many rows any process holds.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size, self.first, self.most = size, 0, size
+
+    def reduce_max(self, values: Tensor) -> None:
+        """Put the largest over all who share the vocabulary in the values' place."""
+
+    def reduce_sum(self, values: Tensor) -> None:
+        """Put the sum over all who share the vocabulary in the values' place."""
 
 
 class _FusedCrossEntropy(torch.autograd.Function):
@@ -78,6 +103,7 @@ class _FusedCrossEntropy(torch.autograd.Function):
         smoothing: float,
         token_losses: Tensor | None,
         gradient_scale: float,
+        vocabulary: Vocabulary,
     ) -> Tensor:
         """hidden [N, H], weight [V, H], targets [N]; the products are taken in `dtype`, the softmax in fp32.
 
@@ -88,7 +114,7 @@ class _FusedCrossEntropy(torch.autograd.Function):
         total = torch.zeros((), device=hidden.device)
         hidden_grad = torch.empty_like(hidden) if wants_gradients else None
         weight_grad = torch.zeros_like(weight) if wants_gradients else None
-        rows = max(_FEWEST_ROWS, _CHUNK_LOGITS // len(weight))
+        rows = max(_FEWEST_ROWS, _CHUNK_LOGITS // vocabulary.most)
         for start in range(0, len(hidden), rows):
             some = hidden[start : start + rows].to(dtype)
             loss, logit_grad = _loss_and_gradient(
@@ -97,6 +123,7 @@ class _FusedCrossEntropy(torch.autograd.Function):
                 z_loss,
                 smoothing,
                 wants_gradients * gradient_scale,
+                vocabulary,
             )
             total += loss.sum()
             if token_losses is not None:
@@ -118,28 +145,39 @@ class _FusedCrossEntropy(torch.autograd.Function):
         # Not in place: some pipeline schedules ask twice, for the input's gradient first and the weight's later.
         hidden_grad, weight_grad = ctx.saved_tensors
         scale = scale / ctx.gradient_scale
-        return hidden_grad * scale, weight_grad * scale, None, None, None, None, None, None
+        return hidden_grad * scale, weight_grad * scale, *[None] * 7
 
 
 def _loss_and_gradient(
-    logits: Tensor, targets: Tensor, z_loss: float, smoothing: float, gradient_scale: float
+    logits: Tensor,
+    targets: Tensor,
+    z_loss: float,
+    smoothing: float,
+    gradient_scale: float,
+    vocabulary: Vocabulary,
 ) -> tuple[Tensor, Tensor]:
-    """The losses [N] of logits [N, V], and `gradient_scale` times the gradient of their sum in the logits' place; where
-    that is 0, none is computed."""
+    """The losses [N] of logits [N, V], or those of the columns that are here, and `gradient_scale` times the gradient
+    of their sum in the logits' place; where that is 0, none is computed."""
     is_trained = targets != IGNORED
-    index = targets.where(is_trained, 0)[:, None]
-    highest = logits.amax(1, keepdim=True)
-    logits -= highest
-    chosen = logits.gather(1, index)[:, 0]
-    mean = logits.mean(1) if smoothing else chosen
-    sums = logits.exp_().sum(1)
-    log_sum = sums.log()
-    whole_log_sum = log_sum + highest[:, 0]
+    columns = logits.shape[1]
+    local = targets - vocabulary.first
+    is_here = is_trained & (local >= 0) & (local < columns)
+    index = local.where(is_here, 0)[:, None]
+    highest = logits.amax(1) if columns else logits.new_full((len(logits),), -torch.inf)
+    vocabulary.reduce_max(highest)
+    logits -= highest[:, None]
+    chosen = logits.gather(1, index)[:, 0].where(is_here, 0.0) if columns else torch.zeros_like(highest)
+    mean = logits.sum(1) / vocabulary.size if smoothing else torch.zeros_like(chosen)
+    sums = torch.stack([logits.exp_().sum(1), chosen, mean])
+    vocabulary.reduce_sum(sums)
+    total, chosen, mean = sums
+    log_sum = total.log()
+    whole_log_sum = log_sum + highest
     loss = log_sum - (1 - smoothing) * chosen - smoothing * mean + z_loss * whole_log_sum**2
-    if gradient_scale:
+    if gradient_scale and columns:
         factor = is_trained * gradient_scale
-        logits *= (factor * (1 + 2 * z_loss * whole_log_sum) / sums)[:, None]
+        logits *= (factor * (1 + 2 * z_loss * whole_log_sum) / total)[:, None]
         if smoothing:
-            logits -= (smoothing / logits.shape[1]) * factor[:, None]
-        logits.scatter_add_(1, index, (smoothing - 1) * factor[:, None])
+            logits -= (smoothing / vocabulary.size) * factor[:, None]
+        logits.scatter_add_(1, index, (smoothing - 1) * (factor * is_here)[:, None])
     return loss.where(is_trained, 0.0), logits

@@ -111,4 +111,8 @@ class Block(nn.Module):
     def forward(self, hidden: Tensor, rotation: Rotation | None, document_ids: Tensor | None = None) -> Tensor:
         """hidden [B, S, H], rotation as from `Rotary`, document_ids int [B, S] -> [B, S, H]."""
         hidden = hidden + self.dropout(self.attention(self.attention_norm(hidden), rotation, document_ids))
-        return hidden + self.dropout(self.feed_forward(self.feed_forward_norm(hidden)))
+        return hidden + self.transform_tokens(hidden)
+
+    def transform_tokens(self, hidden: Tensor) -> Tensor:
+        """The half in which each token stands alone: [B, S, H] -> [B, S, H], what it adds to the residual stream."""
+        return self.dropout(self.feed_forward(self.feed_forward_norm(hidden)))

@@ -13,6 +13,7 @@ from polarlm.parallel.pipeline import cut
 from polarlm.parallel.recompute import recompute
 from polarlm.parallel.shard import distribute, shard
 from polarlm.parallel.tensor import share_matrices
+from polarlm.parallel.tiles import tile_feed_forward
 
 
 def build_stages(config: RunConfig, mesh: Mesh) -> dict[int, Transformer]:
@@ -33,6 +34,8 @@ def _build(config: RunConfig, stage: Stage, mesh: Mesh) -> Transformer:
         share_sequences(model, config.parallel.context_method, mesh.tokens["context"].get_group(), is_plain)
     if mesh.size("tensor") > 1:
         share_matrices(model, mesh.weights["tensor"])
+    if config.train.tile:
+        tile_feed_forward(model.blocks.values(), config.train.tile)
     recompute(model.blocks, config.train)
     if config.train.compile:
         compile_blocks(model.blocks.values(), mesh.world.device)

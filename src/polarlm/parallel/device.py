@@ -6,6 +6,8 @@ from pathlib import Path
 
 import torch
 
+from polarlm.config import UserError
+
 _BACKENDS = {"cuda": "nccl", "xpu": "xccl", "cpu": "gloo"}
 
 
@@ -58,11 +60,20 @@ class Device:
 
 
 def local_device(local_rank: int) -> Device:
-    """The device of this machine's rank number `local_rank`: the accelerator of that number, else the CPU."""
+    """The device of this machine's rank number `local_rank`: the accelerator of that number, else the CPU.
+
+    Raises:
+        UserError: this rank sees several accelerators, and none of its number.
+    """
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is None:
         return Device(torch.device("cpu"))
     visible = torch.accelerator.device_count()
+    if 1 < visible <= local_rank:
+        raise UserError(
+            f"parallel.ranks: rank {local_rank} of this host sees {visible} devices, so none is its own; "
+            f"start at most {visible} ranks on a host"
+        )
     # A launcher may show each rank only its own device, which is then number 0.
     device = torch.device(accelerator.type, local_rank if visible > 1 else 0)
     torch.accelerator.set_device_index(device.index)

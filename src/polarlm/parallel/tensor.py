@@ -5,9 +5,7 @@ by vocabulary. Between the matrices each rank holds S/t tokens of every sequence
 stream are shared too. A block's forward pass gathers the sequence twice and scatters sums twice.
 """
 
-import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module, distribute_tensor
@@ -20,7 +18,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from polarlm.model import IGNORED, Attention, Block, CrossEntropy, Transformer
+from polarlm.model import Attention, Block, CrossEntropy, Transformer, Vocabulary
 
 _SEQUENCE, _HEADS = 1, 2  # dims of [B, S, H] and of [B, S, A, D]
 
@@ -153,63 +151,20 @@ class VocabularyParallelCrossEntropy(CrossEntropy):
     def forward(self, hidden: Tensor, head_weight: DTensor, targets: Tensor) -> Tensor:
         """hidden [B, S, H] shared by sequence, head_weight [V, H] by rows, targets int64 [B, S] -> fp32 scalar."""
         whole = hidden.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
-        logits = F.linear(whole, head_weight.to_local()).flatten(0, 1).float()
-        extras = (self.z_loss, self.label_smoothing) if self.training else (0.0, 0.0)
-        first, vocabulary = _first_row(head_weight, self._mesh), head_weight.shape[0]
-        group = self._mesh.get_group()
-        with self.keeping_rows(targets) as token_losses:
-            return _ShardedCrossEntropy.apply(
-                logits, targets.flatten(), first, vocabulary, group, *extras, token_losses
-            )
+        return self.fused(whole, head_weight.to_local(), targets, _Share(len(head_weight), self._mesh))
 
 
-def _first_row(weight: DTensor, mesh: DeviceMesh) -> int:
-    """The vocabulary id of this rank's first row; rows are shared out as `torch.chunk` does."""
-    return -(-weight.shape[0] // mesh.size()) * mesh.get_local_rank()
+class _Share(Vocabulary):
+    """A rank's rows, which are shared out as `torch.chunk` does."""
 
+    def __init__(self, size: int, mesh: DeviceMesh) -> None:
+        super().__init__(size)
+        self.most = -(-size // mesh.size())
+        self.first = self.most * mesh.get_local_rank()
+        self._group = mesh.get_group()
 
-class _ShardedCrossEntropy(torch.autograd.Function):
-    """Summed cross-entropy of logits [N, V/t] that each rank holds its columns of."""
+    def reduce_max(self, values: Tensor) -> None:
+        dist.all_reduce(values, dist.ReduceOp.MAX, self._group)
 
-    @staticmethod
-    def forward(
-        ctx,
-        logits: Tensor,
-        targets: Tensor,
-        first: int,
-        vocabulary: int,
-        group: dist.ProcessGroup,
-        z_loss: float,
-        smoothing: float,
-        token_losses: Tensor | None,
-    ) -> Tensor:
-        highest = logits.amax(1) if logits.shape[1] else logits.new_full((len(logits),), -torch.inf)
-        dist.all_reduce(highest, dist.ReduceOp.MAX, group)
-        logits = logits - highest[:, None]
-        local = targets - first
-        is_here = (local >= 0) & (local < logits.shape[1])
-        index = local.clamp(0, max(logits.shape[1] - 1, 0))[:, None]
-        chosen = torch.where(is_here, logits.gather(1, index)[:, 0], 0.0)
-        mean = logits.sum(1) / vocabulary
-        exponentials = logits.exp_()
-        sums = torch.stack([exponentials.sum(1), chosen, mean])
-        dist.all_reduce(sums, group=group)
-        total, chosen, mean = sums
-        log_sum = total.log()
-        whole_log_sum = log_sum + highest
-        is_trained = targets != IGNORED
-        scale = (1 + 2 * z_loss * whole_log_sum) / total
-        ctx.save_for_backward(exponentials.mul_(scale[:, None]), index, is_here, is_trained)
-        ctx.smoothing, ctx.vocabulary = smoothing, vocabulary
-        loss = log_sum - (1 - smoothing) * chosen - smoothing * mean + z_loss * whole_log_sum**2
-        loss = loss.where(is_trained, 0.0)
-        if token_losses is not None:
-            token_losses.copy_(loss)
-        return loss.sum()
-
-    @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple:
-        logit_grad, index, is_here, is_trained = ctx.saved_tensors
-        logit_grad = logit_grad - ctx.smoothing / ctx.vocabulary
-        logit_grad.scatter_add_(1, index, (ctx.smoothing - 1) * is_here.to(logit_grad.dtype)[:, None])
-        return logit_grad * (grad * is_trained)[:, None], None, None, None, None, None, None, None
+    def reduce_sum(self, values: Tensor) -> None:
+        dist.all_reduce(values, group=self._group)

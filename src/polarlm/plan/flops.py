@@ -15,9 +15,14 @@ def block_forward_flops(model: ModelConfig, tokens: int, seq_len: int, *, causal
     """
     query, key = model.heads * model.head_dim, model.kv_heads * model.head_dim
     projections = 2 * model.hidden * (query + 2 * key) + 2 * query * model.hidden
+    scores = attention_score_flops(model, tokens, seq_len, causal=causal)
+    return tokens * projections + scores + feed_forward_flops(model, tokens)
+
+
+def feed_forward_flops(model: ModelConfig, tokens: int) -> int:
+    """One block's feed-forward products: 4·H·F a token, or 6·H·F with a gate."""
     matrices = 3 if model.activation == "swiglu" else 2
-    feed_forward = 2 * matrices * model.hidden * model.ffn
-    return tokens * (projections + feed_forward) + attention_score_flops(model, tokens, seq_len, causal=causal)
+    return tokens * 2 * matrices * model.hidden * model.ffn
 
 
 def attention_score_flops(model: ModelConfig, tokens: int, seq_len: int, *, causal: bool) -> int:
@@ -42,11 +47,21 @@ def model_flops(model: ModelConfig, tokens: int, seq_len: int, *, causal: bool =
 
 
 def hardware_flops(
-    model: ModelConfig, tokens: int, seq_len: int, *, recompute: str, recompute_every: int = 1, causal: bool = True
+    model: ModelConfig,
+    tokens: int,
+    seq_len: int,
+    *,
+    recompute: str,
+    recompute_every: int = 1,
+    tile: int = 0,
+    causal: bool = True,
 ) -> int:
     """`model_flops` and what recomputation repeats in every n-th block: its forward pass once more when it is full, the
-    attention scores alone when it is selective (arXiv 2205.05198, section 5)."""
+    attention scores alone when it is selective (arXiv 2205.05198, section 5). A feed-forward that takes a sequence in
+    tiles is repeated once more in every block."""
     flops = model_flops(model, tokens, seq_len, causal=causal)
+    if 0 < tile < seq_len:
+        flops += model.layers * feed_forward_flops(model, tokens)
     if recompute == "none":
         return flops
     repeated = block_forward_flops if recompute == "full" else attention_score_flops

@@ -54,6 +54,7 @@ def _train(run: Run, stop: StopRequest, watch: Watch, watchdog: Watchdog) -> int
             watch.write_metrics(ends)
             if ends or _is_due(step, run.config.checkpoint.every, False):
                 watchdog.begin()
+                watch.saves()
                 run.save(and_wait=ends)
             watch.saved(run.checkpoints.completed())
             if result.asked_to_stop:

@@ -28,6 +28,7 @@ class Speedometer:
             train.seq_len,
             recompute=train.recompute,
             recompute_every=train.recompute_every,
+            tile=train.tile,
         )
         self.peak_tflops = peak_tflops(device, train.precision)
 

@@ -1,6 +1,7 @@
 """The loss on text the model does not train on: the same samples at every pass."""
 
 import math
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -19,6 +20,7 @@ class ValidationResult:
     loss: float  # nats a token
     bits_per_byte: float | None  # None where tokens stand for no bytes
     tokens: int
+    seconds: float  # this rank's own
     loss_of_source: dict[str, float] = field(default_factory=dict)
 
 
@@ -51,12 +53,14 @@ class Validation:
 
     def run(self, engine: Engine, batch_size: int) -> ValidationResult:
         """Score every sample once, shared out over the ranks."""
+        began = time.perf_counter()
         scores = [self._score(engine, batch_size, ids) for ids in self._groups]
         loss, tokens, text_bytes = (sum(column) for column in zip(*scores, strict=True))
         return ValidationResult(
             loss=loss / max(tokens, 1),
             bits_per_byte=loss / math.log(2) / text_bytes if text_bytes else None,
             tokens=int(tokens),
+            seconds=time.perf_counter() - began,
             loss_of_source={
                 name: loss / tokens for name, (loss, tokens, _) in zip(self._sources, scores, strict=False) if tokens
             },

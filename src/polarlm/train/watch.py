@@ -2,6 +2,7 @@
 
 import logging
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -40,6 +41,7 @@ class Watch:
         profiled = config.log.profile if run.world.is_first else 0
         self._profile = Profile(profiled, run.folder, device, self._line.say)
         self._metrics: dict[str, Any] = {}
+        self._saves_began: dict[int, float] = {}
         self._open = ExitStack()
 
     def __enter__(self) -> "Watch":
@@ -120,7 +122,7 @@ class Watch:
         if result.loss_of_source:
             scores["val_loss_of_source"] = result.loss_of_source
         self._metrics |= scores
-        self._event("evaluation", **scores)
+        self._event("evaluation", **scores, seconds=round(result.seconds, 3))
 
     def write_metrics(self, is_last: bool) -> None:
         """Write the step's line where it is this step's turn, or where it says more than others."""
@@ -128,10 +130,14 @@ class Watch:
         if self._run.metrics and (says_more or self._metrics["step"] % self._run.config.log.every == 0):
             self._run.metrics.write(self._metrics)
 
+    def saves(self) -> None:
+        """Take in that a checkpoint of the present step is begun."""
+        self._saves_began[self._run.progress.step] = time.perf_counter()
+
     def saved(self, steps: Iterable[int]) -> None:
         """Take in that the checkpoints of these steps are complete."""
         for step in steps:
-            self._event("save", step=step)
+            self._event("save", step=step, seconds=round(time.perf_counter() - self._saves_began.pop(step), 3))
             if self._after_save is None or not self._run.world.is_first:
                 continue
             try:

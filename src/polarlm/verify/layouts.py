@@ -1,7 +1,8 @@
 """The layouts that `polarlm verify` tries, by names that say what they are.
 
 A name is its words, joined by hyphens: an axis with its degree (`data2 tensor2 ring2 ulysses2 pipeline2`), `zero3` for
-a ZeRO stage, `groups2` for one whose shares are repeated in groups, a pipeline schedule, `offload`, `fullrecompute`.
+a ZeRO stage, `groups2` for one whose shares are repeated in groups, a pipeline schedule, `offload`, `fullrecompute`,
+`tile`.
 `pipeline2-1f1b-tensor2-zero3-data2` is one of 8 ranks. Any name of these words may be asked for, in the list or not.
 """
 
@@ -18,6 +19,7 @@ _SWITCHES = {
     "offload": ("--parallel.offload", "parameters"),
     "selectiverecompute": ("--train.recompute", "selective"),
     "fullrecompute": ("--train.recompute", "full"),
+    "tile": ("--train.tile", "4"),
     **{schedule: ("--parallel.pipeline-schedule", schedule) for schedule in SCHEDULES},
 }
 _DEGREES = {

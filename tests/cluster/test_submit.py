@@ -1,0 +1,73 @@
+"""Runs that `polarlm submit` hands to a real Slurm: whatever ends a job, the run goes on and ends as if nothing had."""
+
+import json
+
+import pytest
+
+from cluster.processes import eventually
+from cluster.room import NODES
+from cluster.runs import POLARLM, SLOWLY, metrics, said, train_here, wait_for_step, write_run
+from cluster.slurm import Job
+
+pytestmark = pytest.mark.slurm
+
+STEPS = 200  # 40 s of pauses, see slowly/
+WALLTIME = ("--walltime", "00:10:00")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """Metrics of the run of two ranks that nothing interrupts."""
+    return train_here(tmp_path_factory.mktemp("undisturbed"), STEPS, ranks=2)
+
+
+def test_a_chain_goes_on_where_a_walltime_ended_a_job(slurm, tmp_path, undisturbed):
+    run = write_run(tmp_path, STEPS)
+    first = _submit(slurm, tmp_path, run, *WALLTIME, "--until-done")
+    wait_for_step(first, run, 3)
+    # Slurm looks every 30 s which jobs have less time left than their signal wants.
+    slurm.run("scontrol", "update", f"jobid={first.number}", "timelimit=2")
+    assert eventually(lambda: len(_jobs(run)) == 2, 200), said(run)
+    second = Job(slurm, _jobs(run)[1])
+
+    assert [first.wait(), second.wait()] == ["COMPLETED", "COMPLETED"], said(run)
+    assert [event["why"] for event in _events(run, "ended")] == ["walltime", "done"]
+    assert 3 <= _events(run, "ended")[0]["step"] < STEPS
+    assert len(_jobs(run)) == 2
+    assert metrics(run) == undisturbed
+
+
+def test_a_job_whose_node_fails_goes_on_on_another(slurm, tmp_path, undisturbed):
+    run = write_run(tmp_path, STEPS, "checkpoint: {every: 4, keep_last: 2}\n")
+    job = _submit(slurm, tmp_path, run, *WALLTIME)
+    wait_for_step(job, run, 9)
+
+    slurm.run("scontrol", "update", f"nodename={NODES[1]}", "state=down", "reason=test")
+    try:
+        job.start_now()
+        assert job.wait() == "COMPLETED", said(run)
+        assert job.field("Restarts") == "1"
+        assert NODES[1] not in job.nodes()
+    finally:
+        slurm.resume(NODES[1])
+    assert _events(run, "ended")[-1]["why"] == "done"
+    assert metrics(run) == undisturbed
+
+
+def _submit(slurm, folder, run, *words):
+    """Submit the run, to be trained slowly, and return its first job."""
+    slowly = {"PYTHONPATH": f"{SLOWLY}:{slurm.environment.get('PYTHONPATH', '')}"}
+    command = [*POLARLM, "submit", "run.yaml", "--nodes", "2", *words]
+    result = slurm.room.run(*command, folder=folder, environment=slurm.environment | slowly)
+    assert result.returncode == 0, result.stderr
+    return Job(slurm, _jobs(run)[0])
+
+
+def _events(run, kind):
+    path = run / "jobs.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [event for line in lines if (event := json.loads(line))["event"] == kind]
+
+
+def _jobs(run):
+    return [int(event["job"]) for event in _events(run, "submitted")]
