@@ -191,7 +191,7 @@ def folder(each: Folder, least_bytes: float = LEAST_FREE, little_bytes: float = 
         little_bytes: less than this is worth a word.
     """
     if each.complaint:
-        mend = "make it writable, or choose another"
+        mend = "mend that, or choose another"
         return Finding("fault", each.purpose, f"{each.path}: cannot be written ({each.complaint})", mend)
     free = f"{each.path}: {_gib(each.free_bytes)} free"
     if each.free_bytes < least_bytes:
