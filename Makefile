@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-cluster check bench
+.PHONY: help quickstart test test-cluster faults check bench
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s%s\n", $$1, $$2 }' Makefile
@@ -24,6 +24,11 @@ test: $(READY) ## every test but those of tests/cluster
 # their own. What cannot be here is named at the end, with the reason.
 test-cluster: $(READY) ## tests on a real Slurm of four nodes, real MPIs and several hosts, all made here
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --durations=10 tests/cluster
+
+KILLS ?= 50
+
+faults: $(READY) ## every fault and 50 kills (or KILLS=200); prints the table of docs/reliability.md
+	@POLARLM_KILLS=$(KILLS) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/faults
 
 check: $(READY) ## style, format and types
 	@$(BIN)/ruff check .

@@ -14,8 +14,9 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from parallel.reference import SAMPLES, rank_batches, run_config
+from parallel.reference import SAMPLES, rank_batches, run_config, whole
 from polarlm.checkpoint import Checkpoints
+from polarlm.config import UserError
 from polarlm.parallel import Engine
 from polarlm.train import build_optimizer, train_step
 from ranks import run_ranks
@@ -197,3 +198,38 @@ def test_there_and_back_changes_no_bit(root, moved):
             assert {"norm.weight", "norm.weight.exp_avg", "norm.weight.exp_avg_sq", "state.json"} <= before.keys()
             assert _digest(_moved(root, family, saved, loaded)) == before, (family, saved, loaded)
             assert _digest(_taken_back(root, family, saved, loaded)) == before, (family, saved, loaded)
+
+
+OTHER_MODELS = {
+    "--model.layers 6": "missing: blocks.4.",
+    "--model.layers 2": "not in the model: blocks.2.",
+    "--model.vocab-size 258": "of another shape: embedding.tokens.weight (257×32, in the model 258×32)",
+}
+
+
+def _try_to_load(world, folder, flags):
+    """What each of the other models is told on this rank, and whether its weights were left alone."""
+    told = []
+    for model in OTHER_MODELS:
+        config = run_config("gpt", world.size, [*SHAPE.split(), *flags.split(), *model.split()])
+        engine = Engine(config, world)
+        before = [whole(parameter) for parameter in engine.model.parameters()]
+        with pytest.raises(UserError) as refusal:
+            Checkpoints(folder, 1, world).load(2, engine.model, build_optimizer(engine.model, config.train.optimizer))
+        is_left_alone = all(map(torch.equal, before, map(whole, engine.model.parameters())))
+        told.append((str(refusal.value), is_left_alone))
+    return told
+
+
+@pytest.mark.parametrize("layout", ["--parallel.pipeline 2", "--parallel.tensor 2", "--parallel.zero-stage 3"])
+def test_another_model_is_refused_on_every_rank_by_its_names(tmp_path, layout):
+    def save(world):
+        Trained(world, "gpt", "one process").save(tmp_path)
+
+    run_ranks(1, save)
+    first, second = run_ranks(2, _try_to_load, tmp_path, f"{layout} --train.gradient-accumulation-steps 2")
+    assert first == second
+    for (message, is_left_alone), names in zip(first, OTHER_MODELS.values(), strict=True):
+        assert is_left_alone
+        assert names in message
+        assert "\n" not in message

@@ -72,11 +72,33 @@ def test_every_node_of_a_job_is_looked_at(probe, tmp_path, monkeypatch, capfd):
     lines = capfd.readouterr().out.splitlines()
     assert any("exchange   n1 and 1 more: two ranks all-reduce at 5.00 GB/s (air)" in line for line in lines)
     assert any(line.startswith("ok       clocks     2 hosts agree within 0.") for line in lines)
+    assert lines[-1] == "ok       exchange   one rank on each of 2 nodes all-reduce at 5.00 GB/s (air)"
+
+
+def test_nodes_that_do_not_reach_each_other_are_a_fault(probe, tmp_path, monkeypatch, capfd):
+    probe(TORCH, EXCHANGE)
+    real = (tmp_path / "probe.py").read_text()
+    (tmp_path / "probe.py").write_text(
+        f"{real}\nif os.environ.get('SLURM_STEP_ID') and 'between' in sys.argv[1]: 1 / 0\n"
+    )
+    put_srun(tmp_path, monkeypatch, "n[1-2]")
+    assert cli.main(["doctor"]) == 1
+    last = capfd.readouterr().out.splitlines()[-1]
+    assert last.startswith("fault    exchange   one rank on each of 2 nodes cannot all-reduce: ZeroDivisionError")
 
 
 def test_a_node_that_says_nothing_is_a_fault_by_name(probe, tmp_path, monkeypatch, capfd):
-    put_srun(tmp_path, monkeypatch, "n[1-2]", dead="1")
+    put_srun(tmp_path, monkeypatch, "n[1-2]", silent="1")
     assert cli.main(["doctor"]) == 1
     lines = capfd.readouterr().out.splitlines()
-    assert lines[0].startswith("fault    launch     n2: says nothing; the launcher ended with code")
-    assert any("exchange" in line for line in lines)
+    assert lines[0].startswith("fault    launch     n2: nothing is heard of it; the launcher ended with code 0 — ")
+    assert any("ok       exchange   two ranks all-reduce" in line for line in lines)
+
+
+def test_a_node_without_python_does_not_end_the_others(probe, tmp_path, monkeypatch, capfd):
+    put_srun(tmp_path, monkeypatch, "n[1-3]", without_python="0")
+    assert cli.main(["doctor"]) == 1
+    lines = capfd.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("fault")] == [lines[0]]
+    assert lines[0].startswith("fault    launch     n1: nothing is heard of it")
+    assert any("exchange   n2 and 1 more: two ranks all-reduce" in line for line in lines)

@@ -1,8 +1,8 @@
-"""A run that is killed, stopped or continued elsewhere ends as if nothing had happened."""
+"""A run that is killed and continued on other ranks ends as if nothing had happened; tests/faults has what else may
+befall it."""
 
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -19,7 +19,7 @@ from ranks import run_ranks
 STEPS = 60
 RUN = f"""\
 name: run
-model: {{family: llama, layers: 2, hidden: 32, heads: 4, kv_heads: 2, dropout: DROPOUT}}
+model: {{family: llama, layers: 2, hidden: 32, heads: 4, kv_heads: 2}}
 data: {{paths: [text]}}
 train:
   steps: {STEPS}
@@ -52,11 +52,10 @@ def _polarlm(folder, *words, **options):
 
 @pytest.fixture
 def folder(tmp_path, text):
-    def folder(name, dropout=0.0):
+    def folder(name):
         path = tmp_path / name
         path.mkdir()
-        run = RUN.replace("DROPOUT", str(dropout)).replace("[text]", f"[{text}]")
-        (path / "run.yaml").write_text(run)
+        (path / "run.yaml").write_text(RUN.replace("[text]", f"[{text}]"))
         return path
 
     return folder
@@ -132,21 +131,6 @@ def _ranks_of(folder):
     return left
 
 
-@pytest.mark.parametrize("ranks", ["1", "2"])
-def test_two_kills_change_nothing(folder, ranks):
-    straight, killed = folder("straight", dropout=0.1), folder("killed", dropout=0.1)
-    _train_straight(straight, int(ranks))
-    first, second = sorted(random.sample(range(8, STEPS - 5), 2))
-    _start_and_kill(killed, first, "--parallel.ranks", ranks)
-    _start_and_kill(killed, second, "--parallel.ranks", ranks, "--resume")
-    _train(killed, "--parallel.ranks", ranks, "--resume")
-    (metrics, weights), (killed_metrics, killed_weights) = _result(straight), _result(killed)
-    assert killed_metrics == metrics, (first, second)
-    assert [line[0] for line in metrics] == list(range(1, STEPS + 1))
-    assert weights.keys() == killed_weights.keys()
-    assert all((weights[name] == killed_weights[name]).all() for name in weights)
-
-
 def test_from_two_ranks_to_one_and_back(folder):
     straight, moved = folder("straight"), folder("moved")
     _train_straight(straight, 2)
@@ -159,22 +143,6 @@ def test_from_two_ranks_to_one_and_back(folder):
             assert moved_value == (None if value is None else pytest.approx(value, rel=1e-5)), line[0]
     for name, weight in weights.items():
         assert (moved_weights[name] - weight).norm() <= 1e-5 * weight.norm(), name
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_signal_saves_and_ends_cleanly(folder, number):
-    place = folder("run")
-    command = [sys.executable, "-m", "polarlm", "train", "run.yaml", "--parallel.ranks", "2", "--train.steps", "100000"]
-    with subprocess.Popen(command, cwd=place, stdout=subprocess.PIPE, text=True) as process:
-        _wait_for_step(place, 3, process)
-        process.send_signal(number)
-        output, _ = process.communicate(timeout=60)
-    assert process.returncode == 0
-    assert f"asked to stop by {number.name}" in output
-    lines = (place / "runs/run/metrics.jsonl").read_text().splitlines()
-    last = json.loads(lines[-1])["step"]
-    assert (place / f"runs/run/checkpoints/step-{last}/complete.json").exists()
-    assert not _ranks_of(place)
 
 
 def test_a_reader_that_goes_away_ends_no_run(folder):
@@ -195,28 +163,3 @@ def test_a_new_run_of_a_taken_name_says_what_it_is_called(folder):
     result = _polarlm(place, "train", "run.yaml", *words)
     assert result.returncode == 0
     assert "note: runs/run is there already, so this new run is runs/run-2" in result.stderr
-
-
-def test_other_data_under_the_same_name_is_refused(folder, text, tmp_path):
-    place = folder("run")
-    own = tmp_path / "own.jsonl"
-    own.write_text('{"text": "one, and some more text to fill it"}\n' * 100)
-    prepare = ("data", "prepare", str(own), "--tokenizer", "bytes", "--output", "own")
-    _polarlm(place, *prepare).check_returncode()
-    words = (
-        "--data.paths",
-        "own",
-        "--train.steps",
-        "2",
-        "--train.eval-every",
-        "0",
-        "--train.schedule.warmup-steps",
-        "0",
-    )
-    _train(place, *words)
-    own.write_text('{"text": "two, and some more text to fill it"}\n' * 100)
-    _polarlm(place, *prepare).check_returncode()
-    result = _polarlm(place, "train", "run.yaml", *words, "--train.steps", "4", "--resume")
-    assert result.returncode == 2
-    assert "data.paths: own" in result.stderr
-    assert "Traceback" not in result.stderr

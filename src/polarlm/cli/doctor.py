@@ -8,11 +8,14 @@ The exit code is 0 when there is no fault, else 1.
 """
 
 import argparse
+import contextlib
+import io
 import json
 import os
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,7 +54,7 @@ def _here(scheduler: str | None) -> "list[Finding]":
 
 
 def _on_nodes(request: "Request", scheduler: str | None) -> "list[Finding]":
-    from polarlm.launch import Finding, NodeFacts, WireError, examine, on_every_node
+    from polarlm.launch import Finding, NodeFacts, WireError, examine, on_every_node, why_silent
 
     facts: dict[str, NodeFacts] = {}
     ahead_s: dict[str, float] = {}
@@ -67,21 +70,33 @@ def _on_nodes(request: "Request", scheduler: str | None) -> "list[Finding]":
         sign = Path(name) / "sign"
         sign.touch()
         words = ["--sign", str(sign), *(f"{purpose}={path}" for purpose, path in _folders().items()), "--", *_probe()]
-        hosts, code = on_every_node(
-            "polarlm.launch.node_facts", words, request, os.environ, Path(name) / "logs", lambda hosts: attend
-        )
-    absent = [
-        Finding(
-            "fault",
-            "launch",
-            f"says nothing; the launcher ended with code {code}",
-            "look at the launcher's own words above, or leave this node out",
-            host,
-        )
-        for host in hosts
-        if host not in facts
-    ]
-    return absent + examine([facts[host] for host in hosts if host in facts], scheduler, ahead_s)
+        logs = Path(name) / "logs"
+        hosts, code = on_every_node("polarlm.launch.node_facts", words, request, os.environ, logs, lambda hosts: attend)
+        mend = "leave this node out, or have the site look at it"
+        found = [
+            Finding("fault", "launch", why_silent(host, logs, code), mend, host) for host in hosts if host not in facts
+        ]
+        is_whole = not found and all(node.exchange_bytes_per_s for node in facts.values())
+        found += examine([facts[host] for host in hosts if host in facts], scheduler, ahead_s)
+        # With a node that is amiss, the rest would wait for it.
+        return [*found, _between_nodes(request, Path(name) / "between")] if is_whole else found
+
+
+def _between_nodes(request: "Request", folder: Path) -> "Finding":
+    """One rank of each node in an all-reduce, started as those of a run are."""
+    from polarlm.launch import cause_of, exchange_of, prepare
+    from polarlm.launch import run as run_launch
+
+    folder.mkdir()
+    launch = prepare([*_probe(), str(folder)], replace(request, ranks_per_node=1), os.environ, folder / "logs")
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        code = run_launch(launch, folder / "logs", os.environ)
+    whom = f"one rank on each of {len(launch.spread.hosts)} nodes"
+    if code:
+        return exchange_of(whom, 0.0, "", cause_of(said.getvalue().replace(str(folder), "..."), code))
+    found = json.loads((folder / "exchange.json").read_text(encoding="utf-8"))
+    return exchange_of(whom, found["exchange_bytes_per_s"], found["exchange_on"], "")
 
 
 def _folders() -> dict[str, Path]:

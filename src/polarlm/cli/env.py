@@ -62,7 +62,7 @@ def _create(arguments: argparse.Namespace) -> int:
 
 def _stage(arguments: argparse.Namespace) -> int:
     """Copy it everywhere; 1 where a node failed, after the others have it."""
-    from polarlm.launch import Distribution, Outcome, Request, on_every_node
+    from polarlm.launch import Distribution, Outcome, Request, on_every_node, why_silent
 
     source = _environment(arguments.environment)
     to = arguments.to or f"/tmp/polarlm-{os.getuid()}/{source.name}"
@@ -75,10 +75,10 @@ def _stage(arguments: argparse.Namespace) -> int:
 
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix=".polarlm-stage-", dir=Path.cwd()) as name:
-        words = [str(source), to]
-        hosts, code = on_every_node("polarlm.launch.stage_node", words, request, os.environ, Path(name) / "logs", begin)
-    silent = Outcome(complaint=f"says nothing; the launcher ended with code {code}")
-    outcomes = {host: heads[0].outcomes.get(host, silent) for host in hosts}
+        words, logs = [str(source), to], Path(name) / "logs"
+        hosts, code = on_every_node("polarlm.launch.stage_node", words, request, os.environ, logs, begin)
+        known = heads[0].outcomes
+        outcomes = {host: known.get(host) or Outcome(complaint=why_silent(host, logs, code)) for host in hosts}
     return _sum_up(outcomes, time.monotonic() - start)
 
 

@@ -1,4 +1,4 @@
-"""One of the two ranks of `polarlm doctor` on a machine: which torch is here, and does an all-reduce come out right?
+"""One rank of `polarlm doctor`: which torch is here, and does an all-reduce with the others come out right?
 
 `python -m polarlm.cli.probe FOLDER` writes torch.json, and then exchange.json, into the folder.
 """
@@ -48,7 +48,7 @@ def _about_torch() -> dict:
 def _exchange() -> tuple[float, str]:
     """(bytes that a rank sends in a second of an all-reduce, over what).
 
-    An all-reduce of N bytes over n ranks sends 2 (n-1) / n N from each, which is N for two.
+    An all-reduce of N bytes over n ranks sends 2 (n-1) / n N from each.
     """
     import torch
     import torch.distributed as dist
@@ -59,7 +59,8 @@ def _exchange() -> tuple[float, str]:
     place = rank_from(os.environ)
     assert place
     # Two ranks on one accelerator is what no library of collectives takes.
-    is_short = torch.accelerator.is_available() and torch.accelerator.device_count() < place.world
+    here = place.local_world or 1
+    is_short = torch.accelerator.is_available() and torch.accelerator.device_count() < here
     device = Device(torch.device("cpu")) if is_short else None
     listen_fd = os.environ.get(LISTEN_FD)
     address = (place.master_addr or "127.0.0.1", place.master_port or 0, int(listen_fd) if listen_fd else None)
@@ -75,9 +76,12 @@ def _exchange() -> tuple[float, str]:
             dist.all_reduce(values)
             world.device.synchronize()
             seconds.append(time.perf_counter() - start)
-            if not bool((values == 3.0).all()):
-                raise ArithmeticError(f"an all-reduce of 1 and 2 gave {values.unique()[:4].tolist()}")
-        return size / min(seconds[1:]), f"{world.device.backend}, {world.device.name}"
+            expected = world.size * (world.size + 1) / 2
+            if not bool((values == expected).all()):
+                raise ArithmeticError(f"an all-reduce to {expected:.0f} gave {values.unique()[:4].tolist()}")
+        return 2 * (world.size - 1) / world.size * size / min(
+            seconds[1:]
+        ), f"{world.device.backend}, {world.device.name}"
 
 
 if __name__ == "__main__":

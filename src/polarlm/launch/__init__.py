@@ -12,8 +12,8 @@ from polarlm.launch.devices import local_devices
 from polarlm.launch.distribution import Distribution, Outcome
 from polarlm.launch.environments import create as create_environment
 from polarlm.launch.environments import describe_plan, plan_environment
-from polarlm.launch.facts import Folder, NodeFacts, gather_facts, look_at_folder
-from polarlm.launch.findings import Finding, clocks, examine, folder, report, same_everywhere
+from polarlm.launch.facts import Folder, NodeFacts, cause_of, gather_facts, look_at_folder
+from polarlm.launch.findings import Finding, clocks, examine, exchange_of, folder, report, same_everywhere
 from polarlm.launch.hosts import short_host_name, short_name
 from polarlm.launch.job_script import job_script
 from polarlm.launch.job_table import job_table
@@ -22,7 +22,7 @@ from polarlm.launch.lead import lead_time
 from polarlm.launch.local import LISTEN_FD, check_environment, run_local
 from polarlm.launch.logs import follow, rank_logs, tail
 from polarlm.launch.meeting import meet
-from polarlm.launch.nodes import call_head, on_every_node
+from polarlm.launch.nodes import on_every_node, why_silent
 from polarlm.launch.prepare import Launch, available_ranks, prepare
 from polarlm.launch.ranks import Rank, rank_from
 from polarlm.launch.remote import run
@@ -48,13 +48,14 @@ __all__ = [
     "Wanted",
     "WireError",
     "available_ranks",
-    "call_head",
+    "cause_of",
     "check_environment",
     "clocks",
     "create_environment",
     "describe",
     "describe_plan",
     "examine",
+    "exchange_of",
     "find_allocation",
     "folder",
     "follow",
@@ -82,5 +83,6 @@ __all__ = [
     "short_name",
     "site_named",
     "tail",
+    "why_silent",
     "write_job_event",
 ]

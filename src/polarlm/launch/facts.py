@@ -22,7 +22,7 @@ from polarlm.launch.hosts import short_host_name
 from polarlm.launch.local import run_local
 from polarlm.launch.mpi import find_mpi
 
-__all__ = ["Folder", "NodeFacts", "gather_facts", "look_at_folder"]
+__all__ = ["Folder", "NodeFacts", "cause_of", "gather_facts", "look_at_folder"]
 
 # The makers' programs, and how each says its driver's version.
 _DRIVERS = {
@@ -185,13 +185,13 @@ def _ask_torch(probe: Sequence[str], environment: Mapping[str, str]) -> dict[str
         for answer in sorted(folder.glob("*.json")):
             found |= json.loads(answer.read_text(encoding="utf-8"))
         if code:
-            words = said.getvalue().replace(str(folder), "...").strip().splitlines()
             failed = "exchange_complaint" if "torch" in found else "torch_complaint"
-            found[failed] = _cause(words) or f"ended with code {code}"
+            found[failed] = cause_of(said.getvalue().replace(name, "..."), code)
     return found
 
 
-def _cause(words: list[str]) -> str:
-    """The line that names the exception, before the watcher's own; else that."""
-    said = [line for line in words if line.strip() and not line.startswith((" ", "error: rank"))]
-    return (said or words or [""])[-1].removeprefix("error: ").strip()[:200]
+def cause_of(said: str, code: int) -> str:
+    """Of what a launch said as it failed, the line that names the exception, else the watcher's own words."""
+    words = said.strip().splitlines()
+    causes = [line for line in words if line.strip() and not line.startswith((" ", "error: rank"))]
+    return (causes or words or [f"ended with code {code}"])[-1].removeprefix("error: ").strip()[:200]

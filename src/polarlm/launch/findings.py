@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from polarlm.launch.facts import Folder, NodeFacts
 
-__all__ = ["Finding", "clocks", "examine", "folder", "report", "same_everywhere"]
+__all__ = ["Finding", "clocks", "examine", "exchange_of", "folder", "report", "same_everywhere"]
 
 GIB = 1 << 30
 LEAST_FREE, LITTLE_FREE = 1 * GIB, 10 * GIB
@@ -147,16 +147,16 @@ def exchange(node: NodeFacts) -> Finding:
     """Did two ranks of this machine reach each other?"""
     if node.torch_complaint:
         return Finding("warning", "exchange", "not tried, without torch", "mend torch first")
-    if node.exchange_complaint:
-        said = "no end in 2 minutes" if "SIGALRM" in node.exchange_complaint else node.exchange_complaint
-        return Finding(
-            "fault",
-            "exchange",
-            f"two ranks cannot all-reduce: {said}",
-            "set GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME to an interface that works; NCCL_DEBUG=INFO says more",
-        )
-    rate = f"{node.exchange_bytes_per_s / 1e9:.2f} GB/s"
-    return Finding("ok", "exchange", f"two ranks all-reduce at {rate} ({node.exchange_on})")
+    return exchange_of("two ranks", node.exchange_bytes_per_s, node.exchange_on, node.exchange_complaint)
+
+
+def exchange_of(whom: str, bytes_per_s: float, over: str, complaint: str) -> Finding:
+    """What came of an all-reduce."""
+    if complaint:
+        said = "no end in 2 minutes" if "SIGALRM" in complaint else complaint
+        mend = "set GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME to an interface that works; NCCL_DEBUG=INFO says more"
+        return Finding("fault", "exchange", f"{whom} cannot all-reduce: {said}", mend)
+    return Finding("ok", "exchange", f"{whom} all-reduce at {bytes_per_s / 1e9:.2f} GB/s ({over})")
 
 
 def mpi(node: NodeFacts, several: bool, scheduler: str | None) -> Finding:

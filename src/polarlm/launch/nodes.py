@@ -20,7 +20,7 @@ from polarlm.launch.remote import run
 from polarlm.launch.spread import Request
 from polarlm.launch.wire import Gate, Wire, WireError, connect
 
-__all__ = ["call_head", "on_every_node"]
+__all__ = ["call_head", "on_every_node", "why_silent"]
 
 HEAD, KEY = "POLARLM_HEAD", "POLARLM_KEY"
 
@@ -52,14 +52,23 @@ def on_every_node(
     command = [sys.executable, "-m", module, *words]
     request = replace(request, ranks_per_node=1)
     key = secrets.token_bytes(32)
-    placed = prepare(command, request, environment, logs)
+    placed = prepare(command, request, environment, logs, each_alone=True)
     names = _names(placed)
     attend = begin(names)
     with Gate(key, lambda wire: _attend(wire, names, attend)) as gate:
         addresses = [host.address for host in placed.spread.hosts]
         whole = {**environment, HEAD: f"{own_address_towards(addresses)}:{gate.port}", KEY: key.hex()}
         # Once more, for the launchers that forward a variable only when they are told its name.
-        return names, run(prepare(command, request, whole, logs), logs, whole)
+        return names, run(prepare(command, request, whole, logs, each_alone=True), logs, whole)
+
+
+def why_silent(host: str, logs: Path, code: int) -> str:
+    """What there is to say of a host that did not call, or broke off: the end of its log, else the launcher's code."""
+    lines = [
+        line for log in sorted(logs.glob(f"{host}.*.log")) for line in log.read_text(errors="replace").splitlines()
+    ]
+    said = [line.strip() for line in lines if line.strip()]
+    return f"its log ends `{said[-1]}`" if said else f"nothing is heard of it; the launcher ended with code {code}"
 
 
 def call_head(about: dict[str, Any]) -> Wire:

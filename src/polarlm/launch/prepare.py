@@ -64,7 +64,13 @@ class Launch:
 
 
 def prepare(
-    command: list[str], request: Request, environment: Mapping[str, str], log_folder: Path, *, is_dry: bool = False
+    command: list[str],
+    request: Request,
+    environment: Mapping[str, str],
+    log_folder: Path,
+    *,
+    is_dry: bool = False,
+    each_alone: bool = False,
 ) -> Launch:
     """Choose everything; starts nothing and writes nothing.
 
@@ -72,6 +78,7 @@ def prepare(
         command: what each rank runs.
         log_folder: where each rank writes, on a file system that all hosts share.
         is_dry: a launcher that is not on the PATH is no error.
+        each_alone: a process that fails, or cannot even start, ends no other.
 
     Raises:
         UserError: the hosts cannot be found, do not have what is asked for, or nothing here can start ranks on them.
@@ -98,7 +105,8 @@ def prepare(
     )
     if starter.kind in ("local", "torchrun"):
         return _on_this_machine(launch)
-    return _on_its_hosts(launch, starter, scene, log_folder)
+    whole = _on_its_hosts(launch, starter, scene, log_folder)
+    return _with_each_alone(whole) if each_alone else whole
 
 
 def available_ranks(request: Request, environment: Mapping[str, str]) -> int:
@@ -153,6 +161,14 @@ def _host_file(kind: str, started: Spread, node_file: Path | None, folder: Path)
     """A file to be written; none where the scheduler's own serves. Open MPI would take its lines for slots."""
     text = host_file_text(kind, started)
     return None if text is None or (node_file and kind != "openmpi") else (folder / "hosts", text)
+
+
+def _with_each_alone(launch: Launch) -> Launch:
+    """Launchers end every process when one ends badly, and so does a Python that is missing on one host: a shell stands
+    before it, which always ends well."""
+    start = launch.command.index(sys.executable)
+    shell = ["sh", "-c", '"$@" || exit 0', "sh"]
+    return replace(launch, command=[*launch.command[:start], *shell, *launch.command[start:]])
 
 
 def _settings(site: Site | None) -> list[Setting]:

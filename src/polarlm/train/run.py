@@ -4,14 +4,16 @@ import hashlib
 import json
 import logging
 import os
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
-from polarlm.checkpoint import Checkpoints, load_weights
+from polarlm.checkpoint import Checkpoints, load_weights, saved_checkpoints
 from polarlm.config import RunConfig, UserError
 from polarlm.data import AnySamples, IndexedDataset, load_run_tokenizer, load_tokenizer, open_split, read_paths
 from polarlm.launch import short_host_name
@@ -81,8 +83,8 @@ def open_run(folder: Path, config: RunConfig, world: World) -> Run:
     """Build the run of a folder, at its newest complete checkpoint if it has one, else at its beginning.
 
     Raises:
-        UserError: the hosts do not go together; or the data or the tokenizer cannot be used, or is not what the
-            checkpoint was trained on.
+        UserError: the hosts do not go together; the data or the tokenizer cannot be used, or is not what the checkpoint
+            was trained on; no checkpoint can be written, or none that is there can be used.
     """
     if config.train.deterministic:
         be_deterministic(world.device)
@@ -91,18 +93,25 @@ def open_run(folder: Path, config: RunConfig, world: World) -> Run:
     engine = Engine(config, world)
     offloads = config.parallel.offload == "optimizer"
     optimizer = build_optimizer(engine.model, config.train.optimizer, in_host_memory=offloads)
-    retention = config.checkpoint
-    checkpoints = Checkpoints(folder / "checkpoints", retention.keep_last, world, retention.in_background)
-    progress = _resume(checkpoints, engine, optimizer, data_record, config)
+    _check_writable(folder / "checkpoints", world)
+    checkpoints = Checkpoints(
+        folder / "checkpoints", config.checkpoint.keep_last, world, config.checkpoint.in_background
+    )
+    environment = describe_environment(config, world)
+    with ExitStack() as opened:
+        events = None
+        if world.is_first:
+            _write_json(folder / "environment.json", environment)
+            # It hears of the checkpoints that are passed over, too.
+            events = EventLog(folder / "events.jsonl")
+            opened.callback(events.close)
+        progress = _resume(checkpoints, engine, optimizer, data_record, config)
+        opened.pop_all()
     if progress is None:
         progress = Progress(loss_scale=LossScale.of(config.train))
         if config.train.init_from:
             load_weights(Path(config.train.init_from), engine.model)
-    environment = describe_environment(config, world)
-    events = None
-    if world.is_first:
-        _write_json(folder / "environment.json", environment)
-        events = EventLog(folder / "events.jsonl")
+    if events:
         events.step = progress.step
     return Run(
         folder=folder,
@@ -132,6 +141,7 @@ def _resume(
 ) -> Progress | None:
     step = checkpoints.newest()
     if step is None:
+        _check_nothing_saved(checkpoints)
         return None
     saved = checkpoints.progress(step)
     progress = Progress.from_record(saved, step, config, checkpoints.folder / f"step-{step}")
@@ -148,6 +158,38 @@ def _resume(
     for group, own in zip(optimizer.param_groups, numbers, strict=True):
         group.update(own)
     return progress
+
+
+def _check_writable(folder: Path, world: World) -> None:
+    """Find out before the first step, and not at the first save, whether there can be checkpoints.
+
+    Raises:
+        UserError: the folder cannot be written.
+    """
+    fault = None
+    if world.is_first:
+        try:
+            folder.mkdir(exist_ok=True)
+            TemporaryDirectory(prefix=".trial-", dir=folder).cleanup()
+        except OSError as error:
+            fault = error.strerror
+    if fault := world.from_first(fault):
+        raise UserError(f"{folder}: cannot be written ({fault}); mend that, and go on with --resume")
+
+
+def _check_nothing_saved(checkpoints: Checkpoints) -> None:
+    """Where every checkpoint is damaged, do not begin again as if there had been none.
+
+    Raises:
+        UserError: names them.
+    """
+    world, run_folder = checkpoints.world, checkpoints.folder.parent
+    names = world.from_first([saved.folder.name for saved in saved_checkpoints(run_folder)] if world.is_first else [])
+    if names:
+        raise UserError(
+            f"{checkpoints.folder}: none of the checkpoints there ({', '.join(names)}) is as it was written; bring one "
+            "back, or move them away to begin again"
+        )
 
 
 def _record_data(config: RunConfig) -> dict[str, Any]:
