@@ -33,6 +33,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("polarlm.cli.doctor", "look for what is wrong with this machine, or with every node of a job"),
     "selftest": ("polarlm.cli.selftest", "train, save and resume a tiny model here, and say what works"),
     "verify": ("polarlm.cli.verify", "prove here that every layout computes what one process does"),
+    "bench": ("polarlm.cli.bench", "measure speed and memory at any sequence length, and the longest that trains"),
     "generate": ("polarlm.cli.generate", "let a trained model write"),
     "checkpoint": ("polarlm.cli.checkpoint", "list, check and thin out a run's checkpoints; export weights"),
     "report": ("polarlm.cli.report", "draw and sum up what a run did"),
