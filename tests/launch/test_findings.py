@@ -152,7 +152,7 @@ def test_what_is_said_of_hosts_alike_is_one_line():
     found += [Finding("ok", "exchange", f"{rate} GB/s", host=host) for rate, host in ((1, "a"), (2, "b"))]
     found += [Finding("warning", "exchange", "slow", "leave it out", "c")]
     assert report(found).splitlines() == [
-        "fault    torch      a and 2 more: old — renew it",
+        "fault    torch      a, b, c: old — renew it",
         "ok       exchange   a and 1 more: 1 GB/s",
         "warning  exchange   c: slow — leave it out",
     ]

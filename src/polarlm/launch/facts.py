@@ -134,13 +134,12 @@ def gather_facts(
 
 
 def look_at_folder(purpose: str, path: Path) -> Folder:
-    """Write a small file there, or where the folder would be made."""
+    """Make a small folder with a small file there, or where the folder itself would be made."""
     there = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
     complaint = ""
     try:
-        with tempfile.NamedTemporaryFile(prefix=".polarlm-", dir=there) as file:
-            file.write(b"\0" * 4096)
-            file.flush()
+        with tempfile.TemporaryDirectory(prefix=".trial-", dir=there) as trial:
+            (Path(trial) / "file").write_bytes(b"\0" * 4096)
     except OSError as error:
         complaint = error.strerror or str(error)
     return Folder(purpose, str(path), complaint, shutil.disk_usage(there).free)

@@ -49,16 +49,20 @@ class Finding:
 def report(findings: Sequence[Finding]) -> str:
     """The findings as aligned lines; what is said of several hosts alike is one line.
 
-    Of what is as it should be, one host's values stand for all.
+    Of what is as it should be, one host's values stand for all; of what is not, every host is named.
     """
     alike: dict[tuple[str, ...], list[Finding]] = {}
     for each in findings:
         own = (each.what, each.mend) if each.mend or not each.host else ()
         alike.setdefault((each.status, each.topic, *own), []).append(each)
-    return "\n".join(
-        str(replace(first, host=f"{first.host} and {len(others)} more") if others else first)
-        for first, *others in alike.values()
-    )
+    return "\n".join(str(replace(each[0], host=_hosts(each))) for each in alike.values())
+
+
+def _hosts(alike: Sequence[Finding]) -> str:
+    first, *others = alike
+    if first.mend:
+        return ", ".join(each.host for each in alike)
+    return f"{first.host} and {len(others)} more" if others else first.host
 
 
 def examine(nodes: Sequence[NodeFacts], scheduler: str | None, ahead_s: Mapping[str, float]) -> list[Finding]:
@@ -187,7 +191,7 @@ def folder(each: Folder, least_bytes: float = LEAST_FREE, little_bytes: float = 
         little_bytes: less than this is worth a word.
     """
     if each.complaint:
-        mend = "make it writable, or choose another"
+        mend = "mend that, or choose another"
         return Finding("fault", each.purpose, f"{each.path}: cannot be written ({each.complaint})", mend)
     free = f"{each.path}: {_gib(each.free_bytes)} free"
     if each.free_bytes < least_bytes:

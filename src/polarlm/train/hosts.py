@@ -36,14 +36,15 @@ def check_hosts(run_folder: Path, config: RunConfig, world: World) -> None:
     """
     name = short_host_name()
     is_hosts_first = world.gather(name).index(name) == world.rank
-    looked = look_at_folder("checkpoints", run_folder) if is_hosts_first else None
+    looked = look_at_folder("checkpoints", run_folder / "checkpoints") if is_hosts_first else None
     world.barrier()
     own = looked and _Host(name, time.time(), polarlm.__version__, torch.__version__, looked)
     hosts = [host for host in world.gather(own) if host]
     for finding in _judge(hosts, config):
         where = f"{finding.host}: " if finding.host else ""
         if finding.status == "fault":
-            raise UserError(f"{where}{finding.what}; {finding.mend}")
+            mend = "mend that, and go on with --resume" if finding.topic == "checkpoints" else finding.mend
+            raise UserError(f"{where}{finding.what}; {mend}")
         if finding.status == "warning" and world.is_first:
             print(f"warning: {where}{finding.what}; {finding.mend}", flush=True)
 

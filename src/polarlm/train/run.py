@@ -7,7 +7,6 @@ import os
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -93,7 +92,6 @@ def open_run(folder: Path, config: RunConfig, world: World) -> Run:
     engine = Engine(config, world)
     offloads = config.parallel.offload == "optimizer"
     optimizer = build_optimizer(engine.model, config.train.optimizer, in_host_memory=offloads)
-    _check_writable(folder / "checkpoints", world)
     checkpoints = Checkpoints(
         folder / "checkpoints", config.checkpoint.keep_last, world, config.checkpoint.in_background
     )
@@ -158,23 +156,6 @@ def _resume(
     for group, own in zip(optimizer.param_groups, numbers, strict=True):
         group.update(own)
     return progress
-
-
-def _check_writable(folder: Path, world: World) -> None:
-    """Find out before the first step, and not at the first save, whether there can be checkpoints.
-
-    Raises:
-        UserError: the folder cannot be written.
-    """
-    fault = None
-    if world.is_first:
-        try:
-            folder.mkdir(exist_ok=True)
-            TemporaryDirectory(prefix=".trial-", dir=folder).cleanup()
-        except OSError as error:
-            fault = error.strerror
-    if fault := world.from_first(fault):
-        raise UserError(f"{folder}: cannot be written ({fault}); mend that, and go on with --resume")
 
 
 def _check_nothing_saved(checkpoints: Checkpoints) -> None:
