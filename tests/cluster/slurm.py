@@ -53,8 +53,7 @@ class Slurm:
         key = folder / "munge.key"
         key.touch(0o600)
         key.write_bytes(os.urandom(128))
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SBATCH_"))}
-        self.environment = {**kept, "SLURM_CONF": str(folder / "slurm.conf")}
+        self.environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
         munge = {"socket": "munge.socket", "pid-file": "munged.pid", "log-file": "munged.log", "seed-file": "seed"}
         self.run("munged", f"--key-file={key}", *(f"--{name}={folder / file}" for name, file in munge.items()))
         self.run("slurmctld")
