@@ -143,6 +143,8 @@ class Gate:
             return
         try:
             self._attend(wire)
+        except WireError:  # the caller has gone, and knows why
+            pass
         finally:
             wire.close()
 
