@@ -12,13 +12,6 @@ from cluster.runs import POLARLM, RANK, SLOWLY, metrics, said, train_here, wait_
 pytestmark = pytest.mark.slurm
 
 STEPS = 60  # 12 s of pauses, see slowly/
-CHECKPOINTS = "checkpoint: {every: 4, keep_last: 2}\n"
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
-    """Metrics of the run of two ranks that nothing interrupts."""
-    return train_here(tmp_path_factory.mktemp("undisturbed"), STEPS, ranks=2)
 
 
 @pytest.mark.parametrize("victim", ["rank", "launcher"])
@@ -42,8 +35,8 @@ def test_a_job_that_loses_a_process_ends_within_seconds(victim, slurm, tmp_path)
     assert eventually(lambda: not working_in(tmp_path))
 
 
-def test_a_job_that_is_signalled_saves_and_goes_on_when_it_is_requeued(slurm, tmp_path, undisturbed):
-    run = write_run(tmp_path, STEPS, CHECKPOINTS)
+def test_a_job_that_is_signalled_saves_and_goes_on_when_it_is_requeued(slurm, tmp_path):
+    run = write_run(tmp_path, STEPS)
     job = slurm.submit(_script(tmp_path, "--resume"), "--nodes=2")
     wait_for_step(job, run, 5)
 
@@ -58,7 +51,7 @@ def test_a_job_that_is_signalled_saves_and_goes_on_when_it_is_requeued(slurm, tm
     slurm.run("scontrol", "requeue", job.number)
     job.start_now()
     assert job.wait() == "COMPLETED", said(run)
-    assert metrics(run) == undisturbed
+    assert metrics(run) == train_here(tmp_path / "here", STEPS, ranks=2)
 
 
 def _script(folder, *words):

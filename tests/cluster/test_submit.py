@@ -11,18 +11,12 @@ from cluster.slurm import Job
 
 pytestmark = pytest.mark.slurm
 
-STEPS = 200  # 40 s of pauses, see slowly/
 WALLTIME = ("--walltime", "00:10:00")
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
-    """Metrics of the run of two ranks that nothing interrupts."""
-    return train_here(tmp_path_factory.mktemp("undisturbed"), STEPS, ranks=2)
-
-
-def test_a_chain_goes_on_where_a_walltime_ended_a_job(slurm, tmp_path, undisturbed):
-    run = write_run(tmp_path, STEPS)
+def test_a_chain_goes_on_where_a_walltime_ended_a_job(slurm, tmp_path):
+    steps = 200  # 40 s of pauses, see slowly/
+    run = write_run(tmp_path, steps)
     first = _submit(slurm, tmp_path, run, *WALLTIME, "--until-done")
     wait_for_step(first, run, 3)
     # Slurm looks every 30 s which jobs have less time left than their signal wants.
@@ -32,15 +26,16 @@ def test_a_chain_goes_on_where_a_walltime_ended_a_job(slurm, tmp_path, undisturb
 
     assert [first.wait(), second.wait()] == ["COMPLETED", "COMPLETED"], said(run)
     assert [event["why"] for event in _events(run, "ended")] == ["walltime", "done"]
-    assert 3 <= _events(run, "ended")[0]["step"] < STEPS
+    assert 3 <= _events(run, "ended")[0]["step"] < steps
     assert len(_jobs(run)) == 2
-    assert metrics(run) == undisturbed
+    assert metrics(run) == train_here(tmp_path / "here", steps, ranks=2)
 
 
-def test_a_job_whose_node_fails_goes_on_on_another(slurm, tmp_path, undisturbed):
-    run = write_run(tmp_path, STEPS, "checkpoint: {every: 4, keep_last: 2}\n")
+def test_a_job_whose_node_fails_goes_on_on_another(slurm, tmp_path):
+    steps = 40
+    run = write_run(tmp_path, steps, "checkpoint: {every: 4, keep_last: 2}\n")
     job = _submit(slurm, tmp_path, run, *WALLTIME)
-    wait_for_step(job, run, 9)
+    wait_for_step(job, run, 5)
 
     slurm.run("scontrol", "update", f"nodename={NODES[1]}", "state=down", "reason=test")
     try:
@@ -51,13 +46,13 @@ def test_a_job_whose_node_fails_goes_on_on_another(slurm, tmp_path, undisturbed)
     finally:
         slurm.resume(NODES[1])
     assert _events(run, "ended")[-1]["why"] == "done"
-    assert metrics(run) == undisturbed
+    assert metrics(run) == train_here(tmp_path / "here", steps, ranks=2)
 
 
 def _submit(slurm, folder, run, *words):
     """Submit the run, to be trained slowly, and return its first job."""
     slowly = {"PYTHONPATH": f"{SLOWLY}:{slurm.environment.get('PYTHONPATH', '')}"}
-    command = [*POLARLM, "submit", "run.yaml", "--nodes", "2", *words]
+    command = [*POLARLM, "submit", "run.yaml", "--nodes", "2", "--devices-per-node", "1", *words]
     result = slurm.room.run(*command, folder=folder, environment=slurm.environment | slowly)
     assert result.returncode == 0, result.stderr
     return Job(slurm, _jobs(run)[0])

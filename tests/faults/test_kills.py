@@ -13,6 +13,7 @@ from faults.table import Outcome
 
 NUMBER = int(os.environ.get("POLARLM_KILLS", "6"))
 KILLS = {2: NUMBER - NUMBER // 3, 4: NUMBER // 3}  # by ranks
+MOMENTS = ("save", "step", "save", "start")  # by turns
 ZERO_STAGE = {2: 1, 4: 3}
 EVERY = 4
 SEED = int(os.environ.get("POLARLM_SEED", "1"))
@@ -33,7 +34,7 @@ def test_a_walk_of_kills_changes_nothing(ranks, tmp_path, text, outcomes):
     chance, kills = random.Random(f"{SEED}:{ranks}"), KILLS[ranks]
     shape = {"steps": 16 * (kills + 1), "every": EVERY, "ranks": ranks, "zero_stage": ZERO_STAGE[ranks]}
     killed = SmallRun(tmp_path / "killed", text, **shape)
-    lives = [_live_and_die(killed, chance) for _ in range(kills)]
+    lives = [_live_and_die(killed, MOMENTS[number % len(MOMENTS)], chance) for number in range(kills)]
     killed.go_on()
     print(f"seed {SEED}:", *lives, sep="\n")
     straight = SmallRun(tmp_path / "straight", text, **shape | {"every": 0})
@@ -54,13 +55,12 @@ def name_of(ranks: int) -> str:
     return f"killed (SIGKILL) at random moments, in saves too, on {ranks} ranks, saved every {EVERY} steps"
 
 
-def _live_and_die(run: SmallRun, chance: random.Random) -> Life:
+def _live_and_die(run: SmallRun, moment: str, chance: random.Random) -> Life:
     complete, starts, begun = run.complete(), len(run.events("start")), time.time()
     launcher = run.start("--resume")
     try:
-        moment = chance.choice(["save", "save", "step", "step", "start"])
-        _await(run, max([*complete, run.last_step()]), moment, chance, launcher)
-        is_saving = _is_saving(run, begun)
+        _await(run, moment, begun, chance, launcher)
+        is_saving = bool(_being_saved(run, begun))
         victim = chance.choice(["launcher", "first rank", "last rank", "all"])
         _kill(launcher, victim)
         launcher.wait(timeout=60)
@@ -75,37 +75,26 @@ def _live_and_die(run: SmallRun, chance: random.Random) -> Life:
     return Life(f"{victim} in a {end}", run.last_step(), starts + len(new), bool(new))
 
 
-def _await(run: SmallRun, begun: int, moment: str, chance: random.Random, launcher) -> None:
+def _await(run: SmallRun, moment: str, begun: float, chance: random.Random, launcher) -> None:
     """Let the run come to the moment at which it is to be killed."""
     if moment == "start":
         time.sleep(chance.uniform(0, 6))
         return
-    target, delay = begun + chance.randrange(1, 9), chance.uniform(0, 0.05)
-    deadline = time.monotonic() + 180
-    while not _has_come(run, moment, target) and launcher.poll() is None:
+    target, saves = max([*run.complete(), run.last_step()]) + chance.randrange(1, 9), chance.randrange(1, 3)
+    deadline, seen = time.monotonic() + 180, set()
+    while launcher.poll() is None and len(seen) < saves and not (moment == "step" and run.last_step() >= target):
         assert time.monotonic() < deadline
         time.sleep(0.002)
-    time.sleep(delay)
+        seen |= _being_saved(run, begun) if moment == "save" else set()
+    time.sleep(chance.uniform(0, 0.05))
 
 
-def _has_come(run: SmallRun, moment: str, target: int) -> bool:
-    if moment == "step":
-        return run.last_step() >= target
-    return any(step >= target for step in _saved_or_being_saved(run))
-
-
-def _is_saving(run: SmallRun, since: float) -> bool:
-    """Whether a save is on its way; what an earlier life left does not count."""
+def _being_saved(run: SmallRun, since: float) -> set[str]:
+    """Checkpoints on their way; what an earlier life left does not count."""
     partial = (run.folder / "checkpoints").glob(".step-*.partial")
     with contextlib.suppress(FileNotFoundError):  # it has just got its name
-        return any(path.stat().st_mtime >= since for path in partial)
-    return False
-
-
-def _saved_or_being_saved(run: SmallRun) -> list[int]:
-    names = [path.name for path in (run.folder / "checkpoints").glob(".step-*.partial")]
-    names += [path.name for path in (run.folder / "checkpoints").glob("step-*")]
-    return [int(name.removeprefix(".").split("-")[1].split(".")[0]) for name in names]
+        return {path.name for path in partial if path.stat().st_mtime >= since}
+    return set()
 
 
 def _kill(launcher, victim: str) -> None:

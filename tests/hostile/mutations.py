@@ -3,6 +3,7 @@
 import copy
 import json
 import random
+import resource
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from polarlm.config import UserError
 
 MUTANTS = 200  # of each kind of files
 _MOST_SECONDS = 1.0  # of this process's time, for one file
+_MOST_KIB = 2**18
 _RAW = "\ue000"  # stands around a text that goes into the JSON as it is
 
 REFUSED = object()
@@ -28,9 +30,9 @@ JSON_VALUES = [
 def outcome_of(action: Callable[[], Any], *places: Path | str) -> Any:
     """What an action comes to: its value, or `REFUSED` where it ends in lines that each begin with one of the places.
 
-    Whatever else it raises, and more than a second of work, fails the test.
+    Whatever else it raises, more than a second of work, and much memory fail the test.
     """
-    start = time.process_time()
+    start, memory = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     try:
         value = action()
     except UserError as error:
@@ -40,6 +42,7 @@ def outcome_of(action: Callable[[], Any], *places: Path | str) -> Any:
             assert line.startswith(tuple(map(str, places))), line
         value = REFUSED
     assert time.process_time() - start < _MOST_SECONDS
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < _MOST_KIB
     return value
 
 

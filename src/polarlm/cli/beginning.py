@@ -11,8 +11,10 @@ if TYPE_CHECKING:
 RUNS = Path("runs")
 
 
-def run_file(run: Path | None) -> tuple[Path | None, bool]:
-    """(the file to read where a user gave a run file or a run's folder, whether it is a folder's).
+def run_file(run: Path | None) -> tuple[Path | None, Path | None]:
+    """(the file to read where a user gave a run file or a run's folder, the folder in the latter case).
+
+    A link such as runs/latest, which will point elsewhere, is followed.
 
     Raises:
         UserError: a folder that is none of a run.
@@ -20,10 +22,12 @@ def run_file(run: Path | None) -> tuple[Path | None, bool]:
     from polarlm.config import UserError
 
     if run is None or not run.is_dir():
-        return run, False
+        return run, None
+    if run.is_symlink():
+        run = Path(os.path.relpath(run.resolve()))
     if not (run / "config.yaml").exists():
         raise UserError(f"{run}: no config.yaml there, so this is not a run folder; give one, or a run file")
-    return run / "config.yaml", True
+    return run / "config.yaml", run
 
 
 def complete(config: "RunConfig") -> "RunConfig":

@@ -9,6 +9,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from polarlm.cli.beginning import run_file
+
 if TYPE_CHECKING:
     from polarlm.config import RunConfig
 
@@ -28,12 +30,10 @@ def run(arguments: argparse.Namespace) -> None:
     from polarlm.launch import Request, available_ranks
     from polarlm.report import describe_layout, draw_layout
 
-    is_folder = arguments.run is not None and arguments.run.is_dir()
-    if is_folder and not (arguments.run / "config.yaml").exists():
-        raise UserError(f"{arguments.run}: no config.yaml there, so this is not a run folder; give one, or a run file")
+    file, _ = run_file(arguments.run)
     flags = [*arguments.config_flags, *(["--parallel.ranks", arguments.ranks] if arguments.ranks else [])]
     loaded = load_run(
-        arguments.run / "config.yaml" if is_folder else arguments.run,
+        file,
         environment=os.environ,
         flags=flags,
         devices=available_ranks(Request(), os.environ),

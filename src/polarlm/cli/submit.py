@@ -66,13 +66,12 @@ def run(arguments: argparse.Namespace) -> None:
     walltime_s = _seconds(arguments.walltime)
     if arguments.chain is not None and arguments.chain < 1:
         raise UserError(f"--chain: {arguments.chain} jobs cannot be; give at least 1")
-    file, is_folder = run_file(arguments.run)
+    file, given = run_file(arguments.run)
     loaded, per_node = _load(arguments, file, site)
     config = complete(loaded.config)
     for note in loaded.notes:
         print(f"note: {note}", file=sys.stderr)
 
-    given = Path(os.path.relpath(arguments.run.resolve())) if is_folder else None  # not runs/latest, which moves on
     folder = (given or find_run(config)) if arguments.resume else None
     if folder is None and config.train.init_from:
         check_weights(config)

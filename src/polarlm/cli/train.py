@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     from polarlm.report import describe_layout
 
     _refuse_to_be_a_rank()
-    file, is_folder = run_file(arguments.run)
+    file, given = run_file(arguments.run)
     loaded = load_run(
         file,
         environment=os.environ,
@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     request = Request(nodes=arguments.nodes, ranks=config.parallel.ranks)
     _check_launch(request)
-    folder = (arguments.run if is_folder else find_run(config)) if arguments.resume else None
+    folder = (given or find_run(config)) if arguments.resume else None
     if folder is None and config.train.init_from:
         check_weights(config)
     is_new = folder is None
