@@ -1,6 +1,7 @@
 """`polarlm doctor` on this machine, and on the two nodes of a job that a stand-in for srun starts."""
 
 import json
+import os
 import sys
 
 import pytest
@@ -44,6 +45,15 @@ def test_two_real_ranks_here_reach_each_other(capsys):
     assert found["torch"]["what"].startswith(__import__("torch").__version__)
     assert found["exchange"]["status"] == "ok"
     assert "two ranks all-reduce at" in found["exchange"]["what"]
+
+
+def test_a_torch_that_cannot_be_loaded_is_a_finding(tmp_path, monkeypatch, capsys):
+    (tmp_path / "broken" / "torch").mkdir(parents=True)
+    why = "libcudart.so.12: cannot open shared object file"
+    (tmp_path / "broken" / "torch" / "__init__.py").write_text(f"raise OSError({why!r})\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'broken'}:{os.environ.get('PYTHONPATH', '')}")
+    assert cli.main(["doctor"]) == 1
+    assert f"fault    torch      cannot be used: OSError: {why} — " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
