@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     request = Request(nodes=arguments.nodes, hosts=arguments.hosts, host_file=arguments.hostfile)
     allocation = find_allocation(os.environ, request.hosts, request.host_file)
-    is_here_alone = allocation.is_here and (len(allocation.hosts) == 1 or arguments.nodes == 1)
+    is_here_alone = allocation.is_here and (len(allocation.hosts) if arguments.nodes is None else arguments.nodes) == 1
     findings = _here(allocation.scheduler) if is_here_alone else _on_nodes(request, allocation.scheduler)
     print(json.dumps([asdict(each) for each in findings], indent=2) if arguments.json else report(findings))
     return int(any(each.status == "fault" for each in findings))
