@@ -100,7 +100,11 @@ def _between_nodes(request: "Request", folder: Path) -> "Finding":
 
 
 def _folders() -> dict[str, Path]:
-    return {"runs": _RUNS.absolute(), "temporary": Path(tempfile.gettempdir())}
+    try:
+        temporary = tempfile.gettempdir()
+    except FileNotFoundError:  # nothing can be written anywhere, as on a full disk: then its usual place is a finding
+        temporary = os.environ.get("TMPDIR") or "/tmp"
+    return {"runs": _RUNS.absolute(), "temporary": Path(temporary)}
 
 
 def _probe() -> list[str]:
