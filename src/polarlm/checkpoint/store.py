@@ -194,7 +194,8 @@ class Checkpoints:
 
 def _make_empty(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    folder.parent.mkdir(exist_ok=True)  # but not the run's folder: where that has gone, a checkpoint alone is no run
+    folder.mkdir()
 
 
 def _why_unwritten(error: BaseException) -> str | None:
