@@ -76,6 +76,25 @@ def test_a_broken_torch_is_a_finding_and_no_crash(lines, words, probe, capsys):
     assert said.err == ""
 
 
+def test_a_disk_that_is_full_everywhere_is_a_finding(monkeypatch, capsys):
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setattr("tempfile._candidate_tempdir_list", list)
+    monkeypatch.setenv("TMPDIR", "/proc")
+    assert cli.main(["doctor"]) == 1
+    said = capsys.readouterr()
+    assert "fault    torch      cannot be used: not tried, for want of a folder" in said.out
+    assert "fault    temporary  /proc" in said.out
+    assert said.err == ""
+
+
+@pytest.mark.parametrize("nodes", ["0", "-1", "2"])
+def test_a_number_of_nodes_that_cannot_be_is_refused(nodes, capsys):
+    assert cli.main(["doctor", "--nodes", nodes]) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith(f"error: --nodes: {nodes} cannot be")
+    assert (said.out, said.err.count("\n")) == ("", 1)
+
+
 def test_every_node_of_a_job_is_looked_at(probe, tmp_path, monkeypatch, capfd):
     put_srun(tmp_path, monkeypatch, "n[1-2]")
     assert cli.main(["doctor"]) == 0, capfd.readouterr()
