@@ -169,7 +169,7 @@ def test_the_stop_file_ends_the_run_after_a_save_and_the_chain(run_folder, monke
     assert submitted(run_folder) == []
 
 
-def test_a_crash_is_tried_again_in_the_same_job_after_a_wait(run_folder, capfd):
+def test_l25_a_crash_is_tried_again_in_the_same_job_after_a_wait(run_folder, capfd):
     what = {"1": {"crash_at": 15, "code": 7}, "2": {"kill_at": 25}}
     assert run_job(assignment(run_folder, what, is_chain=True, retry_wait_s=0.4)) == 0
     first, second, third = tries(run_folder)
@@ -182,7 +182,7 @@ def test_a_crash_is_tried_again_in_the_same_job_after_a_wait(run_folder, capfd):
     assert "crashed, which was not the walltime (exit code 7, 00:10:00 of the walltime left)" in capfd.readouterr().out
 
 
-def test_two_tries_without_a_new_step_end_the_chain(run_folder, capfd):
+def test_l25_two_tries_without_a_new_step_end_the_chain(run_folder, capfd):
     what = {"1": {"crash_at": 15, "code": 7}, "any": {"crash_at": 15, "code": 7}}
     assert run_job(assignment(run_folder, what, is_chain=True, next_script=run_folder / "job.sh")) == 1
     assert [(each.first_step, each.last_step) for each in tries(run_folder)] == [(0, 10), (10, 10), (10, 10)]
@@ -212,7 +212,7 @@ def test_a_users_mistake_is_not_repeated(run_folder):
 
 
 @pytest.mark.parametrize(("silent_s", "why"), [(0.5, "walltime"), (1800, "crash")])
-def test_a_job_that_was_killed_is_judged_by_the_next_one(silent_s, why, run_folder, capfd):
+def test_l26_a_job_that_was_killed_is_judged_by_the_next_one(silent_s, why, run_folder, capfd):
     """Its last sign of life at the walltime's end, or long before."""
     began, ends_at = time.time() - 3600, time.time() - 10
     request = {"scheduler": "slurm", "nodes": 2, "walltime_s": 3590}
