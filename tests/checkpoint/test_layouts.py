@@ -226,6 +226,7 @@ def _try_to_load(world, folder, flags):
 @pytest.mark.parametrize("layout", ["--parallel.pipeline 2", "--parallel.tensor 2", "--parallel.zero-stage 3"])
 def test_another_model_is_refused_on_every_rank_by_its_names(tmp_path, layout):
     """B34."""
+
     def save(world):
         Trained(world, "gpt", "one process").save(tmp_path)
 
