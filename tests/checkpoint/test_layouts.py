@@ -182,6 +182,7 @@ def moved(root, straight):
 
 
 def test_a_checkpoint_of_any_layout_goes_on_under_any_other(straight, moved):
+    """B34 and invariant 2: to the bit on its own layout."""
     for saved, loaded in product(LAYOUTS, LAYOUTS):
         for family in _families(saved, loaded):
             expected = straight[saved][family]
@@ -191,6 +192,7 @@ def test_a_checkpoint_of_any_layout_goes_on_under_any_other(straight, moved):
 
 
 def test_there_and_back_changes_no_bit(root, moved):
+    """B34 and invariant 3."""
     _each_layout(_take_back, root)
     for saved, loaded in product(LAYOUTS, LAYOUTS):
         for family in _families(saved, loaded):
@@ -223,6 +225,8 @@ def _try_to_load(world, folder, flags):
 
 @pytest.mark.parametrize("layout", ["--parallel.pipeline 2", "--parallel.tensor 2", "--parallel.zero-stage 3"])
 def test_another_model_is_refused_on_every_rank_by_its_names(tmp_path, layout):
+    """B34."""
+
     def save(world):
         Trained(world, "gpt", "one process").save(tmp_path)
 

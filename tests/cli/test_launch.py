@@ -63,6 +63,23 @@ def test_a_laptop_runs_it_itself(tmp_path):
     assert next((tmp_path / "logs").glob("*.1.log")).read_text() == "1 2 1\n"
 
 
+def test_b07_two_jobs_at_once_of_any_program_of_torchs(tmp_path):
+    """It listens on MASTER_PORT itself, which is free for it and for no other job."""
+    program = (
+        "import os, torch.distributed as dist; dist.init_process_group('gloo'); dist.barrier(); "
+        "print(dist.get_world_size(), os.environ['MASTER_PORT']); dist.destroy_process_group()"
+    )
+    words = [sys.executable, "-m", "polarlm", "launch", "--ranks", "2", "--", sys.executable, "-c", program]
+    (tmp_path / "other").mkdir()
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    jobs = [subprocess.Popen(words, cwd=folder, **pipes) for folder in (tmp_path, tmp_path / "other")]
+    said = [job.communicate(timeout=120) for job in jobs]
+    assert [(job.returncode, err) for job, (_, err) in zip(jobs, said, strict=True)] == [(0, "")] * 2
+    (first, second) = (out.split() for out, _ in said)
+    assert first[0] == second[0] == "2"
+    assert first[1] != second[1]
+
+
 @pytest.mark.parametrize(
     ("words", "error"),
     [

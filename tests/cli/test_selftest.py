@@ -51,7 +51,7 @@ def trained(monkeypatch, temporary):
     return have
 
 
-def test_two_ranks_train_save_and_resume(temporary, capsys):
+def test_l24_two_ranks_train_save_and_resume(temporary, capsys):
     assert cli.main(["selftest", "--parallel.ranks", "2"]) == 0, capsys.readouterr().out
     line = capsys.readouterr().out
     match = re.fullmatch(

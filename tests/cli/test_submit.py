@@ -63,7 +63,7 @@ def test_the_scripts_of_each_machine_are_as_they_are_kept(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", JOB_SCENES)
-def test_a_script_fetches_nothing_and_hands_no_value_to_an_option(name):
+def test_l05_l23_a_script_fetches_nothing_and_hands_no_value_to_an_option(name):
     text = (TEXTS / f"{name}.sh").read_text()
     for word in ("curl", "wget", "git ", "pip ", "http", "-v ", "--export", "secret"):
         assert word not in text
@@ -226,7 +226,7 @@ def with_shown_job(folder):
     return str(folder / "shown")
 
 
-def test_a_script_brings_back_modules_python_and_variables(modules, monkeypatch):
+def test_l03_l05_a_script_brings_back_modules_python_and_variables(modules, monkeypatch):
     monkeypatch.setenv("LOADEDMODULES", "conda:cray/2")
     monkeypatch.setenv("NCCL_ALGO", "Ring,Tree")
     monkeypatch.setenv("HF_HOME", "two words\nand 'lines' $HOME `id`")
@@ -254,7 +254,7 @@ def test_a_script_brings_back_modules_python_and_variables(modules, monkeypatch)
     ("loaded", "complaint"),
     [("missing-one", "module missing-one cannot be loaded on"), ("absent", "module absent cannot be loaded on")],
 )
-def test_a_module_that_does_not_load_ends_the_job(loaded, complaint, modules, monkeypatch):
+def test_l02_a_module_that_does_not_load_ends_the_job(loaded, complaint, modules, monkeypatch):
     monkeypatch.setenv("LOADEDMODULES", loaded)
     assert submit("run.yaml --site polaris --walltime 01:00:00") == 0
     done = run_script()
@@ -262,7 +262,7 @@ def test_a_module_that_does_not_load_ends_the_job(loaded, complaint, modules, mo
     assert f"error: {complaint}" in done.stderr
 
 
-def test_a_missing_module_command_or_python_ends_the_job(here, monkeypatch):
+def test_l02_a_missing_module_command_or_python_ends_the_job(here, monkeypatch):
     monkeypatch.setenv("MODULESHOME", str(here / "nothing"))
     assert submit("run.yaml --site polaris --walltime 01:00:00") == 0
     done = run_script()

@@ -37,11 +37,11 @@ def ending(code, left_s, asked=None, step=5, steps=10):
         (ending(138, 200, asked="walltime"), "walltime"),  # SIGUSR1 met a process that did not listen yet
     ],
 )
-def test_a_walltimes_end_and_a_crash_are_told_apart_by_the_time_left(end, why):
+def test_l26_a_walltimes_end_and_a_crash_are_told_apart_by_the_time_left(end, why):
     assert why_ended(end) == why
 
 
-def test_which_it_was_is_said_with_the_time_left():
+def test_l26_which_it_was_is_said_with_the_time_left():
     assert describe_ending(ending(137, 1812)) == (
         "crashed, which was not the walltime (exit code 137, 00:30:12 of the walltime left): step 5 of 10 is saved"
     )
@@ -57,7 +57,7 @@ def a_try(first, last, why="crash"):
     return Try(began=0, ends_at=HOUR, first_step=first, ended=9, last_step=last, code=1, why=why)
 
 
-def test_two_tries_without_a_new_step_end_a_chain():
+def test_l25_two_tries_without_a_new_step_end_a_chain():
     assert reason_to_end([a_try(4, 4)], 4, 10, False) is None
     assert reason_to_end([a_try(4, 4), a_try(4, 6)], 6, 10, False) is None
     assert reason_to_end([a_try(0, 4), a_try(4, 4)], 4, 10, False) is None

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -108,7 +109,7 @@ def test_a_run_is_trained_to_its_end_and_written_down(run_folder, capfd):
 
 
 def test_it_is_asked_to_save_before_the_walltime_ends(run_folder, capfd):
-    assert run_job(assignment(run_folder, {"any": {"step_s": 0.1}}, walltime_s=10, left_s=2.0)) == 0
+    assert run_job(assignment(run_folder, {"any": {"step_s": 0.1}}, walltime_s=10, left_s=3.0)) == 0
     (only,) = tries(run_folder)
     assert (only.why, only.code) == ("walltime", 0)
     assert 0 < only.last_step < STEPS
@@ -122,7 +123,7 @@ def test_until_done_it_submits_the_next_job_while_steps_remain(run_folder, monke
     monkeypatch.setenv("SLURM_CONF", "/etc/its.conf")
     what = {"any": {"step_s": 0.1}}
     script = run_folder / "job.sh"
-    assert run_job(assignment(run_folder, what, walltime_s=10, left_s=1.5, is_chain=True, next_script=script)) == 0
+    assert run_job(assignment(run_folder, what, walltime_s=10, left_s=3.0, is_chain=True, next_script=script)) == 0
     assert submitted(run_folder) == [f"--dependency=afterany:17 --parsable {script}"]
     (own, following) = read_jobs(run_folder)
     assert (own.tries[0].why, following.id, following.by, following.nodes) == ("walltime", "900", "job", 2)
@@ -138,7 +139,7 @@ def test_until_done_it_submits_the_next_job_while_steps_remain(run_folder, monke
 def test_a_scheduler_that_takes_no_job_from_here_is_said_and_ends_nothing(run_folder, capfd):
     (run_folder.parent / "bin" / "sbatch").write_text("#!/bin/sh\necho 'sbatch: error: not from here' >&2\nexit 1\n")
     what = {"any": {"step_s": 0.1}}
-    job = assignment(run_folder, what, walltime_s=10, left_s=1.5, is_chain=True, next_script=run_folder / "job.sh")
+    job = assignment(run_folder, what, walltime_s=10, left_s=3.0, is_chain=True, next_script=run_folder / "job.sh")
     assert run_job(job) == 0
     assert "error: the next job is not submitted: sbatch refused the job: sbatch: error: not from here" in (
         capfd.readouterr().out
@@ -169,7 +170,7 @@ def test_the_stop_file_ends_the_run_after_a_save_and_the_chain(run_folder, monke
     assert submitted(run_folder) == []
 
 
-def test_a_crash_is_tried_again_in_the_same_job_after_a_wait(run_folder, capfd):
+def test_l25_a_crash_is_tried_again_in_the_same_job_after_a_wait(run_folder, capfd):
     what = {"1": {"crash_at": 15, "code": 7}, "2": {"kill_at": 25}}
     assert run_job(assignment(run_folder, what, is_chain=True, retry_wait_s=0.4)) == 0
     first, second, third = tries(run_folder)
@@ -179,10 +180,13 @@ def test_a_crash_is_tried_again_in_the_same_job_after_a_wait(run_folder, capfd):
         (20, STEPS, 0, "done"),
     ]
     assert second.began - first.ended >= 0.39
-    assert "crashed, which was not the walltime (exit code 7, 00:10:00 of the walltime left)" in capfd.readouterr().out
+    said = capfd.readouterr().out
+    assert re.search(
+        r"crashed, which was not the walltime \(exit code 7, 00:(10:00|09:\d\d) of the walltime left\)", said
+    )
 
 
-def test_two_tries_without_a_new_step_end_the_chain(run_folder, capfd):
+def test_l25_two_tries_without_a_new_step_end_the_chain(run_folder, capfd):
     what = {"1": {"crash_at": 15, "code": 7}, "any": {"crash_at": 15, "code": 7}}
     assert run_job(assignment(run_folder, what, is_chain=True, next_script=run_folder / "job.sh")) == 1
     assert [(each.first_step, each.last_step) for each in tries(run_folder)] == [(0, 10), (10, 10), (10, 10)]
@@ -212,7 +216,7 @@ def test_a_users_mistake_is_not_repeated(run_folder):
 
 
 @pytest.mark.parametrize(("silent_s", "why"), [(0.5, "walltime"), (1800, "crash")])
-def test_a_job_that_was_killed_is_judged_by_the_next_one(silent_s, why, run_folder, capfd):
+def test_l26_a_job_that_was_killed_is_judged_by_the_next_one(silent_s, why, run_folder, capfd):
     """Its last sign of life at the walltime's end, or long before."""
     began, ends_at = time.time() - 3600, time.time() - 10
     request = {"scheduler": "slurm", "nodes": 2, "walltime_s": 3590}

@@ -186,7 +186,7 @@ def test_l06_hosts_that_stay_idle_are_pointed_out(job, program):
     assert not any("idle" in warning for warning in launch(job("a b"), ranks=8, devices_per_node=4).warnings)
 
 
-# L17, L18, L19
+# L17, L19
 
 
 def test_l17_a_job_of_four_nodes_is_never_two_ranks_here(job, program, monkeypatch):

@@ -117,7 +117,7 @@ def test_two_resumes_in_a_row_with_other_microbatches(start):
 
 
 def test_a_run_stopped_after_any_step_of_three_epochs_goes_on_as_the_straight_one(start):
-    """B31: ten samples in batches of two: 15 steps, the 5th and the 10th at an epoch's end."""
+    """B31 and invariant 2: ten samples in batches of two: 15 steps, the 5th and the 10th at an epoch's end."""
     flags = "--train.global-batch-size 2 --train.steps 15 --checkpoint.every".split()
     folder, config = start("straight", 10, 1, *flags, "1")
     first, straight = _train(ALONE, folder, config)

@@ -41,6 +41,10 @@ def _spoil(run, samples=(BAD,), by=math.nan):
     run.engine.loss = spoilt
 
 
+def _ids(run):
+    return [run.samples.id_at(place) for place in range(BAD, BAD + 4)]
+
+
 def _weights(run):
     whole = lambda p: p.full_tensor() if hasattr(p, "full_tensor") else p  # noqa: E731
     return {name: whole(parameter.detach()).clone() for name, parameter in run.engine.model.named_parameters()}
@@ -69,6 +73,14 @@ def test_a_bad_step_stops_the_run_before_it_changes_anything(tmp_path):
         fit(run)
     assert all(value.isfinite().all() for value in _weights(run).values())
     assert run.progress.step == 5
+    *taken, stopped = _metrics(tmp_path / "run")
+    assert [line["step"] for line in taken] == [1, 2, 3, 4, 5]
+    bad = {"fault": "loss nan", "first_sample": BAD, "sample_ids": _ids(run)}
+    assert (stopped["step"], stopped["bad_step"]) == (6, bad)
+    (event,) = _events(tmp_path / "run", "bad step")
+    assert (event["step"], event["sample_ids"]) == (6, _ids(run))
+    run = _open(ALONE, tmp_path / "run")
+    assert _metrics(tmp_path / "run")[-1]["step"] == 4  # where it goes on
 
 
 def test_a_skipped_step_leaves_weights_and_moments_alone(tmp_path):
@@ -88,9 +100,9 @@ def test_a_skipped_step_leaves_weights_and_moments_alone(tmp_path):
     line = _metrics(tmp_path / "run")[5]
     assert line["step"] == 6
     assert line["grad_norm"] is None
-    assert line["bad_step"] == {"fault": "loss nan", "first_sample": BAD}
+    assert line["bad_step"] == {"fault": "loss nan", "first_sample": BAD, "sample_ids": _ids(run)}
     (event,) = _events(tmp_path / "run", "bad step")
-    assert (event["step"], event["first_sample"], event["samples"]) == (6, BAD, 4)
+    assert (event["step"], event["first_sample"], event["sample_ids"]) == (6, BAD, _ids(run))
 
 
 def test_a_rewound_run_ends_as_one_that_skipped(tmp_path):
@@ -99,6 +111,8 @@ def test_a_rewound_run_ends_as_one_that_skipped(tmp_path):
     assert all(torch.equal(rewound[name], skipped[name]) for name in skipped)
     (event,) = _events(tmp_path / "rewind", "rewind")
     assert (event["step"], event["first_sample"], event["samples"]) == (4, BAD, 4)
+    (bad,) = _events(tmp_path / "rewind", "bad step")
+    assert (bad["step"], bad["fault"], bad["first_sample"]) == (6, "loss nan", BAD)
     lines = _metrics(tmp_path / "rewind")
     assert [line["step"] for line in lines] == list(range(1, 9))
     assert lines[5]["bad_step"]["fault"] == "passed over"

@@ -25,12 +25,23 @@ CAUSE_WINDOW_S = 1.0  # ranks that fail this soon after the first may be the cau
 GRACE_S = 5.0  # from SIGTERM to SIGKILL, once a rank has failed
 
 
-def run_local(command: list[str], ranks: int, log_folder: Path, environment: Mapping[str, str]) -> int:
+def run_local(
+    command: list[str],
+    ranks: int,
+    log_folder: Path,
+    environment: Mapping[str, str],
+    *,
+    takes_socket: bool = True,
+) -> int:
     """Run `command` as `ranks` processes of this machine, and return when none of them, nor of their children, is left.
 
     Rank 0 writes to this process's standard output. Every rank's standard error, and the other ranks' output, goes to
     `log_folder/<host>.<rank>.log`. A rank that fails ends the others, and the end of its log is shown. SIGTERM and
     SIGUSR1 are passed on; Ctrl-C asks the ranks to stop with SIGTERM, a second one ends them at once.
+
+    Args:
+        takes_socket: rank 0 meets the others on the socket that LISTEN_FD names; other programs than ours listen on
+            MASTER_PORT themselves, which is only kept free for them.
 
     Returns:
         0 when every rank returned 0; else the code of the rank that failed first, 128 + n for a death by signal n;
@@ -43,7 +54,7 @@ def run_local(command: list[str], ranks: int, log_folder: Path, environment: Map
     started: list[RankProcess] = []
     with caught_signals() as arrived, guarded() as guard_input:
         try:
-            for process in _start(command, ranks, log_folder, environment):
+            for process in _start(command, ranks, log_folder, environment, takes_socket):
                 started.append(process)
                 guard_input.write(f"{process.pid}\n")
                 guard_input.flush()
@@ -64,13 +75,17 @@ def check_environment(environment: Mapping[str, str]) -> None:
         raise UserError(
             f"OMP_NUM_THREADS={threads!r} in the environment is not a number of threads: unset it, or mend it"
         )
-    listener = _rendezvous(environment)[2]
-    if listener:
-        listener.close()
+    held = _rendezvous(environment)[2]
+    if held:
+        held.close()
 
 
-def _start(command: list[str], ranks: int, log_folder: Path, environment: Mapping[str, str]) -> Iterator[RankProcess]:
-    address, port, listener = _rendezvous(environment)
+def _start(
+    command: list[str], ranks: int, log_folder: Path, environment: Mapping[str, str], takes_socket: bool
+) -> Iterator[RankProcess]:
+    address, port, held = _rendezvous(environment)
+    if held and takes_socket:
+        held.listen(1024)
     common = {
         **environment,
         "WORLD_SIZE": str(ranks),
@@ -83,11 +98,11 @@ def _start(command: list[str], ranks: int, log_folder: Path, environment: Mappin
     common.pop(LISTEN_FD, None)
     for rank in range(ranks):
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-        if rank == 0 and listener:
-            own[LISTEN_FD] = str(listener.fileno())
-        yield RankProcess(command, rank, log_folder, common | own, listener if rank == 0 else None)
-        if rank == 0 and listener:
-            listener.close()  # rank 0 alone holds it now: should it die, the others are refused, not left waiting
+        if rank == 0 and held and takes_socket:
+            own[LISTEN_FD] = str(held.fileno())
+        yield RankProcess(command, rank, log_folder, common | own, held if rank == 0 else None)
+        if rank == 0 and held:
+            held.close()  # rank 0 alone holds it now: should it die, the others are refused, not left waiting
 
 
 def _rendezvous(environment: Mapping[str, str]) -> tuple[str, int, socket.socket | None]:
@@ -102,11 +117,15 @@ def _rendezvous(environment: Mapping[str, str]) -> tuple[str, int, socket.socket
         if not (port.isdecimal() and 0 < int(port) < 65536):
             raise UserError(f"MASTER_PORT={port!r} in the environment is not a port (1 to 65535): unset it, or mend it")
         return address, int(port), None
+    # As long as nobody listens, a program that sets the same option, as torch does, may listen there in our stead.
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener = socket.create_server((address, 0), backlog=1024)
+        held.bind((address, 0))
     except OSError as error:
+        held.close()
         raise UserError(f"MASTER_ADDR={address!r} is not an address of this machine ({error}): unset it") from error
-    return address, listener.getsockname()[1], listener
+    return address, held.getsockname()[1], held
 
 
 def _watch(processes: list[RankProcess], arrived: deque[int]) -> int:

@@ -29,7 +29,7 @@ def run(launch: Launch, log_folder: Path, environment: Mapping[str, str]) -> int
     """
     whole = launch.environment(environment)
     if launch.kind == "local":
-        return run_local(launch.command, launch.spread.world, log_folder, whole)
+        return run_local(launch.command, launch.spread.world, log_folder, whole, takes_socket=False)
     log_folder.mkdir(parents=True, exist_ok=True)
     forget_endings(log_folder)
     if launch.host_file:

@@ -68,7 +68,8 @@ def choose_starter(scene: Scene, is_dry: bool) -> Starter:
     elif allocation.scheduler == "slurm":
         wanted, why = "srun", "this is a Slurm job"
     else:
-        wanted, why = None, f"{len(placed.hosts)} hosts and no Slurm job"
+        hosts = len(placed.hosts)
+        wanted, why = None, f"{hosts} host{'s' * (hosts > 1)} and no Slurm job"
     starter = _srun(why, is_dry) if wanted == "srun" else _mpi(wanted, why, request.launcher == wanted, is_dry)
     return (
         replace(starter, why=f"torchrun on each node, started by {starter.why}")

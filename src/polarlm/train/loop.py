@@ -42,7 +42,7 @@ def _train(run: Run, stop: StopRequest, watch: Watch, watchdog: Watchdog) -> int
             with watch.step(step):
                 # A save that failed behind ends the run on every rank at once, as a signal to one of them does.
                 result = _take(run, step, microbatches, bool(stop) or run.checkpoints.failed)
-            if result.fault and _remedy(run, step, result) == "rewind":
+            if result.fault and _remedy(run, watch, step, result) == "rewind":
                 return progress.samples
             progress.count(step, result, train)
             watch.took(result, time.perf_counter() - clock)
@@ -89,7 +89,7 @@ def _take(run: Run, step: int, microbatches: list[Batch], asked_to_stop: bool) -
     )
 
 
-def _remedy(run: Run, step: int, result: StepResult) -> str:
+def _remedy(run: Run, watch: Watch, step: int, result: StepResult) -> str:
     """What becomes of a run whose step went wrong, before it is counted or saved: `skip` or `rewind`.
 
     Raises:
@@ -97,6 +97,7 @@ def _remedy(run: Run, step: int, result: StepResult) -> str:
     """
     if result.fault in (PASSED_OVER, OVERFLOW):
         return "skip"
+    watch.went_wrong(step, result)
     run.bad_steps.append(step)
     in_a_row = run.bad_steps[-MOST_IN_A_ROW:] == list(range(step - MOST_IN_A_ROW + 1, step + 1))
     if run.config.train.on_bad_step != "stop" and not in_a_row:

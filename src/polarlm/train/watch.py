@@ -101,11 +101,27 @@ class Watch:
                 f"step {progress.step}: left out, gradients overflowed; loss scale now {progress.loss_scale.scale:,.0f}"
             )
         elif result.fault:
-            samples = self._run.config.train.global_batch_size
-            self._metrics["bad_step"] = {"fault": result.fault, "first_sample": progress.samples - samples}
-            self._event("bad step", **self._metrics["bad_step"], samples=samples)
+            first_sample = progress.samples - self._run.config.train.global_batch_size
+            self._metrics["bad_step"] = self._bad_step(result, first_sample)
             self.say(f"step {progress.step}: left out, {result.fault}")
         self._profile.step()  # the step's time is taken by now: it does not count what the last one writes
+
+    def went_wrong(self, step: int, result: StepResult) -> None:
+        """Write down a step that went wrong, before it is known what becomes of it; `took` or a rewind may follow."""
+        run, progress = self._run, self._run.progress
+        if not (run.metrics and run.events):
+            return
+        bad_step = self._bad_step(result, progress.samples)
+        run.events.step = step
+        self._event("bad step", **bad_step)
+        if run.config.train.on_bad_step == "stop":
+            run.metrics.write({"step": step, "loss": result.loss, "grad_norm": result.grad_norm, "bad_step": bad_step})
+
+    def _bad_step(self, result: StepResult, first_sample: int) -> dict[str, Any]:
+        """What was wrong, and with which samples: their place in the order, and their ids in the data."""
+        places = range(first_sample, first_sample + self._run.config.train.global_batch_size)
+        ids = [int(self._run.samples.id_at(place)) for place in places]
+        return {"fault": result.fault, "first_sample": first_sample, "sample_ids": ids}
 
     def rewound(self, first_sample: int) -> None:
         """Take in that the run went back to its last checkpoint, to pass over the batch that begins at this sample."""
