@@ -59,7 +59,7 @@ class Slurm:
         self.run("slurmctld")
         for node in NODES:
             self.run("slurmd", node=node)
-        self._wait_until_idle()
+        self.wait_until_idle()
 
     def run(self, *words: object, node: str = LOGIN, folder: Path | None = None, timeout: float = 60) -> str:
         """Run a program that must succeed on a machine of the room, and return its output."""
@@ -79,9 +79,10 @@ class Slurm:
     def resume(self, node: str) -> None:
         """Give a node that was taken down back."""
         self.run("scontrol", "update", f"nodename={node}", "state=resume")
-        self._wait_until_idle()
+        self.wait_until_idle()
 
-    def _wait_until_idle(self) -> None:
+    def wait_until_idle(self) -> None:
+        """Return when every node is ready for a job."""
         deadline = time.monotonic() + _PATIENCE_S
         while (states := self.run("sinfo", "--noheader", "--Node", "--format=%T").split()) != ["idle"] * len(NODES):
             assert time.monotonic() < deadline, f"the nodes are {states}"
