@@ -108,9 +108,10 @@ class Job:
         return self.slurm.run("scontrol", "show", "hostnames", self.field("NodeList")).split()
 
     def start_now(self) -> None:
-        """Let it start, once it is waiting: Slurm keeps a requeued job back for two minutes."""
+        """Let it start, once it is waiting and its nodes have forgotten it: Slurm holds it back for two minutes."""
         deadline = time.monotonic() + _PATIENCE_S
-        while (state := self.field("JobState")) != "PENDING":
+        spooled = f"spool.*/job{self.number:05d}*"
+        while (state := self.field("JobState")) != "PENDING" or any(self.slurm.room.folder.glob(spooled)):
             assert time.monotonic() < deadline, f"job {self.number} is {state}"
             time.sleep(0.2)
         self.slurm.run("scontrol", "update", f"jobid={self.number}", "starttime=now")
