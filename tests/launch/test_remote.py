@@ -198,6 +198,13 @@ def test_a_rank_whose_launcher_is_gone_ends(tmp_path):
     assert eventually(lambda: alive(tmp_path) == [])
 
 
+def test_a_rank_whose_launcher_is_gone_from_the_start_ends(tmp_path):
+    enter = f"{sys.executable} -m polarlm.launch.enter --logs {tmp_path}/logs -- sleep 300"
+    subprocess.run(["sh", "-c", f"{enter} &"], stdin=subprocess.DEVNULL, cwd=tmp_path, check=True)
+    assert eventually(lambda: (tmp_path / "logs").exists())
+    assert eventually(lambda: alive(tmp_path) == [])
+
+
 def test_what_an_earlier_launch_left_blames_nobody(launch, tmp_path):
     launch("sys.exit(3)").communicate(timeout=120)
     assert list((tmp_path / "logs").glob("*.ended"))
