@@ -1,12 +1,14 @@
 """Weights alone, from a run or a checkpoint, for another run or for use."""
 
+import shutil
+
 import pytest
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from polarlm.checkpoint import Checkpoints, load_model, load_weights
+from polarlm.checkpoint import Checkpoints, folders, load, load_model, load_weights
 from polarlm.config import RunConfig, UserError, dump_run
 from polarlm.model import Transformer, initialise
 from ranks import run_ranks
@@ -105,3 +107,34 @@ def test_names_that_do_not_fit_are_listed_and_nothing_is_filled(tmp_path, alone)
     assert "missing: new.weight, new.bias; " in message
     assert "not in the model: old." in message
     assert "of another shape: grown.weight (3×2, in the model 4×2), grown.bias (3, in the model 4)" in message
+
+
+@pytest.mark.parametrize("reader", ["fill_weights", "_check_model"])
+def test_a_checkpoint_that_goes_while_it_is_read_is_one_line(run, reader, monkeypatch):
+    """As one that a run deletes which trains meanwhile, whatever torch makes of its missing files."""
+    folder, _ = run
+    read = getattr(load, reader)
+
+    def read_too_late(*arguments, **options):
+        shutil.rmtree(folder / "checkpoints/step-1")
+        return read(*arguments, **options)
+
+    monkeypatch.setattr(load, reader, read_too_late)
+    with pytest.raises(UserError, match=r"step-1: has gone while it was read.*checkpoint\.keep_last"):
+        load_model(folder, 1)
+
+
+def test_the_newest_is_looked_for_again_when_it_goes(run, monkeypatch, caplog):
+    """A run that keeps one has written the next when it deletes this."""
+    folder, config = run
+    shutil.rmtree(folder / "checkpoints/step-1")
+    look = folders.fault_of
+
+    def look_too_late(path, with_digests=False):
+        if path.name == "step-2" and path.is_dir():
+            path.rename(path.with_name("step-3"))
+        return look(path, with_digests)
+
+    monkeypatch.setattr(folders, "fault_of", look_too_late)
+    torch.testing.assert_close(logits(load_model(folder)), logits(transformer(config, seed=2)))
+    assert not any("passed over" in message for message in caplog.messages)

@@ -147,6 +147,35 @@ def test_one_that_a_run_deletes_meanwhile_is_left_out(run_folder, ending, monkey
     assert [each.step for each in saved_checkpoints(run_folder)] == [10, 30, 40]
 
 
+def test_when_all_go_meanwhile_the_later_ones_are_shown(run_folder, monkeypatch):
+    """Of a run that keeps one."""
+    look, shelf_folder = shelf.fault_of, run_folder / "checkpoints"
+    for step in (10, 20, 30):
+        shutil.rmtree(shelf_folder / f"step-{step}")
+
+    def look_too_late(folder, with_digests):
+        if folder.name == "step-40":
+            folder.rename(shelf_folder / "step-50")
+        return look(folder, with_digests)
+
+    monkeypatch.setattr(shelf, "fault_of", look_too_late)
+    assert [(each.step, each.fault) for each in saved_checkpoints(run_folder)] == [(50, None)]
+
+
+def test_one_that_goes_while_it_is_exported_is_one_line_and_leaves_no_file(run_folder, tmp_path, monkeypatch, capsys):
+    read = shelf.read_tensors
+
+    def read_too_late(tensors, folder, alone):
+        shutil.rmtree(folder.parent)
+        read(tensors, folder, alone)
+
+    monkeypatch.setattr(shelf, "read_tensors", read_too_late)
+    before = {*tmp_path.iterdir()}
+    assert main(["checkpoint", "export-weights", str(run_folder), "--output", str(tmp_path / "x")]) == 2
+    assert "step-40: has gone while it was read" in capsys.readouterr().err
+    assert {*tmp_path.iterdir()} == before
+
+
 def test_bytes_that_changed_are_not_exported(run_folder, tmp_path, capsys):
     _flip_a_byte(run_folder, 40)
     assert main(["checkpoint", "export-weights", str(run_folder), "--output", str(tmp_path / "x")]) == 2

@@ -65,7 +65,10 @@ def fault_of(folder: Path, with_digests: bool = False) -> str | None:
     Args:
         with_digests: read every byte, and not only the mark and the files' sizes.
     """
-    fault = _fault_of(folder, with_digests)
+    try:
+        fault = _fault_of(folder, with_digests)
+    except FileNotFoundError as error:  # the run that wrote it deletes it at this very moment
+        fault = f"{Path(error.filename).name} has gone"
     return None if fault is None else one_line(fault)
 
 

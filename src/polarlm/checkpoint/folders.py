@@ -8,10 +8,14 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from torch.distributed.checkpoint.api import CheckpointException
+
 from polarlm.checkpoint.completeness import fault_of, sync
+from polarlm.config import UserError
 
 _log = logging.getLogger(__name__)
 
@@ -40,8 +44,28 @@ def newest_complete(folder: Path) -> int | None:
         fault = "its saving was interrupted" if is_partial else fault_of(path, with_digests=True)
         if fault is None:
             return step
+        if not path.is_dir():  # the run that trains has a newer one by now, or has given this one its name
+            return newest_complete(folder)
         _log.warning("%s: passed over, %s", path, fault)
     return None
+
+
+@contextmanager
+def staying(path: Path) -> Iterator[None]:
+    """Read a checkpoint that a run may delete meanwhile.
+
+    Raises:
+        UserError: it has gone, whatever the reader made of that.
+    """
+    try:
+        yield
+    except (Exception, CheckpointException):
+        if path.is_dir():
+            raise
+        raise UserError(
+            f"{path}: has gone while it was read, for a run that trains deletes its older checkpoints; try again, or "
+            "let it keep more of them (checkpoint.keep_last)"
+        ) from None
 
 
 def finish_interrupted(folder: Path) -> None:

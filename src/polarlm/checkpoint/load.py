@@ -22,7 +22,9 @@ def check_weights(path: Path, config: ModelConfig) -> None:
     """
     with torch.device("meta"):
         model = Transformer(config)
-    check_names(weights_of(model), _checkpoint_at(path) / "weights")
+    checkpoint = _checkpoint_at(path)
+    with folders.staying(checkpoint):
+        check_names(weights_of(model), checkpoint / "weights")
 
 
 def load_weights(path: Path, model: nn.Module, alone: bool = False) -> None:
@@ -34,7 +36,9 @@ def load_weights(path: Path, model: nn.Module, alone: bool = False) -> None:
     Raises:
         UserError: no complete checkpoint is there, or its weights are of another model: the message lists the names.
     """
-    fill_weights(model, _checkpoint_at(path, with_digests=True) / "weights", alone)
+    checkpoint = _checkpoint_at(path, with_digests=True)
+    with folders.staying(checkpoint):
+        fill_weights(model, checkpoint / "weights", alone)
 
 
 def load_model(run_folder: Path, step: int | None = None) -> Transformer:
@@ -52,8 +56,9 @@ def load_model(run_folder: Path, step: int | None = None) -> Transformer:
     with torch.device("meta"):
         model = Transformer(config.model)
     model.to_empty(device=local_device(0).torch)
-    _check_model(run_folder, config.model, checkpoint)
-    fill_weights(model, checkpoint / "weights", alone=True)
+    with folders.staying(checkpoint):
+        _check_model(run_folder, config.model, checkpoint)
+        fill_weights(model, checkpoint / "weights", alone=True)
     return model.eval()
 
 

@@ -14,8 +14,10 @@ from torch import Tensor
 from polarlm.checkpoint import folders
 from polarlm.checkpoint.completeness import fault_of
 from polarlm.checkpoint.state import progress_in
-from polarlm.checkpoint.tensors import list_tensors, read_tensors
+from polarlm.checkpoint.tensors import Stored, list_tensors, read_tensors
 from polarlm.config import ParallelConfig, UserError
+
+_LOOKS = 10  # at checkpoints that go while one looks, before there are none
 
 
 @dataclass(frozen=True)
@@ -56,8 +58,12 @@ def saved_checkpoints(run_folder: Path, *, with_digests: bool = False) -> list[S
         raise UserError(f"{run_folder}: no such folder; name a run")
     if not (shelf.is_dir() or (run_folder / "config.yaml").exists()):
         raise UserError(f"{run_folder}: neither config.yaml nor checkpoints there, so this is not a run folder")
-    looked = (_look_at(step, folders.step_folder(shelf, step), with_digests) for step in folders.steps(shelf))
-    return [saved for saved in looked if saved is not None]
+    for _ in range(_LOOKS):
+        looked = [_look_at(step, folders.step_folder(shelf, step), with_digests) for step in folders.steps(shelf)]
+        there = [saved for saved in looked if saved is not None]
+        if there or not looked:
+            break
+    return there
 
 
 def prune(run_folder: Path, keeps: Callable[[Saved], bool], *, dry_run: bool = False) -> list[Saved]:
@@ -87,7 +93,7 @@ def export_weights(checkpoints: Sequence[Path], file: Path) -> int:
     for folder in checkpoints:
         if fault := fault_of(folder, with_digests=True):
             raise UserError(f"{folder}: not to be used, {fault}; choose another --step")
-    stored = [list_tensors(folder / "weights") for folder in checkpoints]
+    stored = [_stored_in(folder) for folder in checkpoints]
     for folder, other in zip(checkpoints, stored, strict=True):
         if {name: each.shape for name, each in other.items()} != {n: each.shape for n, each in stored[0].items()}:
             raise UserError(f"{folder}: its weights are of another model than {checkpoints[0]}'s; average one run's")
@@ -99,11 +105,15 @@ def export_weights(checkpoints: Sequence[Path], file: Path) -> int:
     return sum(tensor.numel() for tensor in weights.values())
 
 
+def _stored_in(folder: Path) -> dict[str, Stored]:
+    with folders.staying(folder):
+        return list_tensors(folder / "weights")
+
+
 def _whole_weights(folder: Path) -> dict[str, Tensor]:
-    tensors = {
-        name: torch.empty(each.shape, dtype=each.dtype) for name, each in list_tensors(folder / "weights").items()
-    }
-    read_tensors(tensors, folder / "weights", alone=True)
+    tensors = {name: torch.empty(each.shape, dtype=each.dtype) for name, each in _stored_in(folder).items()}
+    with folders.staying(folder):
+        read_tensors(tensors, folder / "weights", alone=True)
     return tensors
 
 
