@@ -170,7 +170,7 @@ def test_l06_a_smaller_request_is_kept_exactly(job, program):
     [
         ({"nodes": 3}, "--nodes: 3 cannot be; .* has 2 hosts"),
         ({"nodes": 0}, "--nodes: 0"),
-        ({"ranks": 5}, "5 cannot be spread evenly over 2 nodes of 4; nearest: 4 or 6"),
+        ({"ranks": 5}, "--ranks: 5 cannot be spread evenly over 2 nodes of 4; nearest: 4 or 6"),
         ({"ranks": 9}, "9 is more than 2 nodes x 4 = 8"),
         ({"ranks_per_node": 5}, "--ranks-per-node: 5 cannot be; give at most the 4 devices"),
         ({"ranks_per_node": 0}, "--ranks-per-node: 0"),
