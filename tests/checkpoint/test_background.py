@@ -1,6 +1,7 @@
 """Saves in the background: training goes on meanwhile, and what is saved is the state of that moment."""
 
 import os
+import shutil
 import threading
 
 import pytest
@@ -135,3 +136,27 @@ def _save_into_own_folders(world, folder):
 def test_hosts_that_share_no_folder_are_told_so(tmp_path):
     for said in run_ranks(2, _save_into_own_folders, tmp_path):
         assert "weights/shard-00002.safetensors lies on another host's own disk; share the run's folder" in said
+
+
+@pytest.mark.parametrize("in_background", [False, True])
+def test_a_run_whose_folder_has_gone_ends_and_leaves_no_part_of_one(in_background, alone, tmp_path):
+    model, optimizer = build()
+    run = tmp_path / "run"
+    run.mkdir()
+    checkpoints = Checkpoints(run / "checkpoints", 1, alone, in_background)
+    checkpoints.save(1, model, optimizer, {})
+    checkpoints.wait()
+    shutil.rmtree(run / "checkpoints")  # these alone are made again
+    checkpoints.save(2, model, optimizer, {})
+    checkpoints.wait()
+    assert checkpoints.newest() == 2
+
+    shutil.rmtree(run)
+
+    def save_and_wait():
+        checkpoints.save(3, model, optimizer, {})
+        checkpoints.wait()
+
+    with pytest.raises(UserError, match=r"run/checkpoints: step 3 cannot be saved \(No such file or directory\)"):
+        save_and_wait()
+    assert not run.exists()

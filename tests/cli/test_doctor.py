@@ -1,6 +1,7 @@
 """`polarlm doctor` on this machine, and on the two nodes of a job that a stand-in for srun starts."""
 
 import json
+import os
 import sys
 
 import pytest
@@ -46,6 +47,15 @@ def test_two_real_ranks_here_reach_each_other(capsys):
     assert "two ranks all-reduce at" in found["exchange"]["what"]
 
 
+def test_a_torch_that_cannot_be_loaded_is_a_finding(tmp_path, monkeypatch, capsys):
+    (tmp_path / "broken" / "torch").mkdir(parents=True)
+    why = "libcudart.so.12: cannot open shared object file"
+    (tmp_path / "broken" / "torch" / "__init__.py").write_text(f"raise OSError({why!r})\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'broken'}:{os.environ.get('PYTHONPATH', '')}")
+    assert cli.main(["doctor"]) == 1
+    assert f"fault    torch      cannot be used: OSError: {why} — " in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
@@ -64,6 +74,25 @@ def test_a_broken_torch_is_a_finding_and_no_crash(lines, words, probe, capsys):
     said = capsys.readouterr()
     assert words in said.out
     assert said.err == ""
+
+
+def test_a_disk_that_is_full_everywhere_is_a_finding(monkeypatch, capsys):
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setattr("tempfile._candidate_tempdir_list", list)
+    monkeypatch.setenv("TMPDIR", "/proc")
+    assert cli.main(["doctor"]) == 1
+    said = capsys.readouterr()
+    assert "fault    torch      cannot be used: not tried, for want of a folder" in said.out
+    assert "fault    temporary  /proc" in said.out
+    assert said.err == ""
+
+
+@pytest.mark.parametrize("nodes", ["0", "-1", "2"])
+def test_a_number_of_nodes_that_cannot_be_is_refused(nodes, capsys):
+    assert cli.main(["doctor", "--nodes", nodes]) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith(f"error: --nodes: {nodes} cannot be")
+    assert (said.out, said.err.count("\n")) == ("", 1)
 
 
 def test_every_node_of_a_job_is_looked_at(probe, tmp_path, monkeypatch, capfd):

@@ -88,6 +88,12 @@ def test_b07_two_jobs_at_once_of_any_program_of_torchs(tmp_path):
         ("-- no-such-program", "no-such-program: there is no such program"),
         ("--dry-run --hostfile nofile train.yaml", "--hostfile: nofile: cannot be read"),
         ("--dry-run --hosts a, -- prog", "--hosts: '' is no host"),
+        ("--dry-run --hosts= -- prog", "--hosts: '' is no host"),  # a script's variable that is not set
+        (f"--dry-run --hosts a:{'9' * 5000} -- prog", "--hosts: 'a:9999"),
+        ("--dry-run --site= -- prog", "no site ''"),
+        ("--dry-run --ranks 0 -- prog", "--ranks: 0 cannot be"),
+        ("--dry-run --ranks -1 -- prog", "--ranks: -1 cannot be"),
+        ("--dry-run --devices-per-node -2 -- prog", "--devices-per-node: -2 cannot be"),
         ("--dry-run --nodes 2 -- prog", "--nodes: 2 cannot be"),
         ("--dry-run --site nowhere -- prog", "no site 'nowhere'"),
         ("--dry-run --ranks-per-node many -- prog", "invalid int value: 'many'"),
@@ -108,6 +114,18 @@ def test_l21_no_launcher_is_one_line(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert main("launch --hosts a,b -- prog".split()) == 2
     assert "pip install mpich" in capsys.readouterr().err
+
+
+def test_an_account_without_a_home_has_no_machines_of_its_own(monkeypatch, capsys):
+    """As in a container that runs under a number no password file knows."""
+    from polarlm.config.presets import user_presets_path
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    assert main(["sites"]) == 0
+    assert "perlmutter" in capsys.readouterr().out
+    assert not user_presets_path().exists()
 
 
 def test_the_machines_are_listed_and_shown(monkeypatch, capsys):

@@ -1,5 +1,6 @@
 """The frame of the command line: what it loads, what it hands over, and how it ends."""
 
+import errno
 import importlib.util
 import os
 import statistics
@@ -80,6 +81,30 @@ def test_a_wrong_argument_is_one_line(command, capsys):
     error = capsys.readouterr().err
     assert error.startswith("error: unrecognized arguments: --wat")
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (PermissionError(errno.EACCES, "Permission denied", "a/logs"), "a/logs: Permission denied"),
+        (OSError(errno.ENOSPC, "No space left on device"), "a file: No space left on device"),
+        (FileNotFoundError(errno.ENOENT, "No usable temporary directory found"), "a file: No usable temporary"),
+    ],
+)
+def test_a_place_that_lets_nobody_write_is_one_line(error, said, command, capsys):
+    command.run = raising(error)
+    assert cli.main(["probe"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"error: {said}")
+    assert told.count("\n") == 1
+    with pytest.raises(OSError, match=error.strerror):
+        cli.main(["--debug", "probe"])
+
+
+def test_a_file_that_is_missing_for_no_known_reason_is_our_own_mistake(command):
+    command.run = raising(FileNotFoundError(errno.ENOENT, "No such file", "ours.yaml"))
+    with pytest.raises(FileNotFoundError):
+        cli.main(["probe"])
 
 
 def test_a_users_mistake_is_one_line_without_a_traceback(command, capsys):

@@ -1,5 +1,6 @@
 """What these tests share: the room of machines, and a Slurm in it."""
 
+import os
 import tempfile
 from pathlib import Path
 
@@ -8,11 +9,18 @@ import pytest
 from cluster.room import Room
 from cluster.slurm import Slurm
 
+# What launchers and schedulers tell the processes of a job, which these tests may be run in.
+_LAUNCHERS = ("SLURM", "SBATCH_", "PBS_", "COBALT_", "PMI", "PALS_", "OMPI_", "PRTE_", "MPI_", "HYDRA_", "MV2_")
+_PLACES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
 
 @pytest.fixture(scope="session", autouse=True)
-def cpu_only():
-    """Every rank computes on the CPU, where there are accelerators too."""
+def plain_environment():
+    """The environment of someone who has just logged in; and every rank computes on the CPU, whatever else there is."""
     with pytest.MonkeyPatch.context() as patch:
+        for name in list(os.environ):
+            if name in _PLACES or name.startswith(_LAUNCHERS):
+                patch.delenv(name)
         patch.setenv("CUDA_VISIBLE_DEVICES", "")
         yield
 

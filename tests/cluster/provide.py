@@ -54,7 +54,8 @@ def _lacking_debian(packages: dict[str, str]) -> str:
         return ""
     if not shutil.which("apt-get"):
         return f"there is no {' nor '.join(missing)}, and no apt-get to install it with"
-    install = ["apt-get", "install", "--yes", "--quiet", "--no-install-recommends", *missing]
+    patience = ["-o", "DPkg::Lock::Timeout=120"]  # somebody else may be installing
+    install = ["apt-get", "install", *patience, "--yes", "--quiet", "--no-install-recommends", *missing]
     return _said_against("apt-get", "update", "--quiet") or _said_against(*install)
 
 
@@ -69,5 +70,5 @@ def _said_against(*command: str) -> str:
         return f"`{' '.join(command)}` took more than {_PATIENCE_S} s"
     except OSError as error:
         return f"`{' '.join(command)}`: {error.strerror}"
-    said = (result.stderr + result.stdout).strip() or "nothing"
+    said = result.stderr.strip() or result.stdout.strip() or "nothing"
     return f"`{' '.join(command)}` says: {said.splitlines()[-1]}" if result.returncode else ""

@@ -53,14 +53,13 @@ class Slurm:
         key = folder / "munge.key"
         key.touch(0o600)
         key.write_bytes(os.urandom(128))
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SBATCH_"))}
-        self.environment = {**kept, "SLURM_CONF": str(folder / "slurm.conf")}
+        self.environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
         munge = {"socket": "munge.socket", "pid-file": "munged.pid", "log-file": "munged.log", "seed-file": "seed"}
         self.run("munged", f"--key-file={key}", *(f"--{name}={folder / file}" for name, file in munge.items()))
         self.run("slurmctld")
         for node in NODES:
             self.run("slurmd", node=node)
-        self._wait_until_idle()
+        self.wait_until_idle()
 
     def run(self, *words: object, node: str = LOGIN, folder: Path | None = None, timeout: float = 60) -> str:
         """Run a program that must succeed on a machine of the room, and return its output."""
@@ -80,9 +79,10 @@ class Slurm:
     def resume(self, node: str) -> None:
         """Give a node that was taken down back."""
         self.run("scontrol", "update", f"nodename={node}", "state=resume")
-        self._wait_until_idle()
+        self.wait_until_idle()
 
-    def _wait_until_idle(self) -> None:
+    def wait_until_idle(self) -> None:
+        """Return when every node is ready for a job."""
         deadline = time.monotonic() + _PATIENCE_S
         while (states := self.run("sinfo", "--noheader", "--Node", "--format=%T").split()) != ["idle"] * len(NODES):
             assert time.monotonic() < deadline, f"the nodes are {states}"
@@ -108,9 +108,10 @@ class Job:
         return self.slurm.run("scontrol", "show", "hostnames", self.field("NodeList")).split()
 
     def start_now(self) -> None:
-        """Let it start, once it is waiting: Slurm keeps a requeued job back for two minutes."""
+        """Let it start, once it is waiting and its nodes have forgotten it: Slurm holds it back for two minutes."""
         deadline = time.monotonic() + _PATIENCE_S
-        while (state := self.field("JobState")) != "PENDING":
+        spooled = f"spool.*/job{self.number:05d}*"
+        while (state := self.field("JobState")) != "PENDING" or any(self.slurm.room.folder.glob(spooled)):
             assert time.monotonic() < deadline, f"job {self.number} is {state}"
             time.sleep(0.2)
         self.slurm.run("scontrol", "update", f"jobid={self.number}", "starttime=now")

@@ -48,9 +48,10 @@ def test_a_job_that_is_signalled_saves_and_goes_on_when_it_is_requeued(slurm, tm
     assert last < STEPS
     assert (run / "checkpoints" / f"step-{last}" / "complete.json").exists()
 
+    slurm.wait_until_idle()  # a node that still tidies up would refuse the job
     slurm.run("scontrol", "requeue", job.number)
     job.start_now()
-    assert job.wait() == "COMPLETED", said(run)
+    assert job.wait() == "COMPLETED", f"{job.field('Reason')} {job.field('ExitCode')} {said(run)}"
     assert metrics(run) == train_here(tmp_path / "here", STEPS, ranks=2)
 
 

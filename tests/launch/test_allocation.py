@@ -84,7 +84,8 @@ def test_l20_slurms_list_alone_is_enough(environment, hosts, counts):
 
 
 @pytest.mark.parametrize(
-    ("value", "devices"), [("4", 4), ("a100:4", 4), ("a100:2,v100:1", 3), ("gpu:a100:8", 8), ("", None), ("a100", None)]
+    ("value", "devices"),
+    [("4", 4), ("a100:4", 4), ("a100:2,v100:1", 3), ("gpu:a100:8", 8), ("", None), ("a100", None), ("9" * 5000, None)],
 )
 def test_slurm_says_how_many_devices(value, devices):
     found = find_allocation({"SLURM_JOB_NODELIST": "a", "SLURM_GPUS_PER_NODE": value})

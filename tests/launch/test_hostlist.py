@@ -46,6 +46,7 @@ def test_b01_slurms_compressed_lists(text, names):
         "h{1,2}",
         "h[0-99999999]",
         "h[0-999][0-999]",
+        f"h[{'9' * 5000}]",  # more digits than Python reads
     ],
 )
 def test_b01_an_unknown_form_is_an_error_and_never_one_node(text):
@@ -58,7 +59,7 @@ def test_slurms_counts_by_node(text, counts):
     assert expand_tasks(text) == counts
 
 
-@pytest.mark.parametrize("text", ["", "4(2)", "x", "4,", "-1"])
+@pytest.mark.parametrize("text", ["", "4(2)", "x", "4,", "-1", "9" * 5000])
 def test_other_counts_are_errors(text):
     with pytest.raises(UserError, match="SLURM_TASKS_PER_NODE"):
         expand_tasks(text)

@@ -351,6 +351,13 @@ def test_signals_are_the_callers_own_again(tmp_path):
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)] == before
 
 
+def test_a_rank_is_heard_though_its_folder_has_gone(tmp_path, capsys):
+    path = script(tmp_path, "import shutil; shutil.rmtree(sys.argv[1]); sys.stderr.write('error: gone'); sys.exit(2)")
+    words = [sys.executable, str(path), str(tmp_path / "logs")]
+    assert run_local(words, 1, tmp_path / "logs", os.environ) == 2
+    assert capsys.readouterr().err == "error: gone\n"
+
+
 def test_a_log_that_goes_on_blames_only_what_is_new(tmp_path, capsys):
     for text in ("print('old')", "import sys; sys.exit('new')"):
         run_local(

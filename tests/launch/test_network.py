@@ -49,6 +49,18 @@ def test_several_machines_never_meet_at_loopback(monkeypatch):
     assert "set MASTER_ADDR" in master_address(["a", "c"], is_here=True)[1]
 
 
+def test_this_machine_is_reached_under_no_loopback_address(monkeypatch):
+    towards = {"self": "127.0.1.1", "n2": "10.0.0.1", "192.0.2.1": "192.168.1.9"}
+    monkeypatch.setattr(network, "_source_address", towards.get)
+    monkeypatch.setattr(network, "own_addresses", lambda: {"127.0.0.1", "172.17.0.1"})
+    assert network.own_address_towards(["self", "n2"]) == "10.0.0.1"
+    assert network.own_address_towards(["self", "unknown"]) == "192.168.1.9"
+    towards.pop("192.0.2.1")
+    assert network.own_address_towards(["self"]) == "172.17.0.1"
+    monkeypatch.setattr(network, "own_addresses", lambda: {"127.0.0.1"})
+    assert network.own_address_towards(["self"]) == "127.0.0.1"
+
+
 @pytest.mark.parametrize(
     ("name", "answer"), [("127.0.0.1", True), ("::1", True), ("10.0.0.1", False), ("nobody.x", False)]
 )

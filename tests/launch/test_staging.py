@@ -99,12 +99,13 @@ def test_seven_nodes_have_it_and_one_made_it(spread, environment, tmp_path, monk
     def send(wire, path):
         feeding[path] = feeding.get(path, 0) + 1
         most.append(feeding[path])
-        time.sleep(0.05)
+        time.sleep(0.2)
         real_send(wire, path)
         feeding[path] -= 1
 
     monkeypatch.setattr(stage_node.Wire, "send_file", send)
-    outcomes = spread(NODES)
+    all_are_there = threading.Barrier(7)
+    outcomes = spread(NODES, lambda name: all_are_there.wait(20))
     assert [outcomes[name].complaint for name in NODES] == [""] * 7
     assert len(made) == 1
     assert max(most) <= HANDS

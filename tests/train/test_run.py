@@ -4,6 +4,7 @@ import errno
 import json
 import math
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -73,7 +74,9 @@ def test_a_run_goes_on_from_the_newest_checkpoint_that_is_whole(start, capsys, c
     assert (folder / "checkpoints/latest").readlink().name == "step-20"
     capsys.readouterr()
     fit(start("run", *flags)[1])
-    assert capsys.readouterr().out.splitlines()[0] == "goes on after step 10"
+    warning, said, *_ = capsys.readouterr().out.splitlines()
+    assert "step-20: passed over" in warning
+    assert said == "goes on after step 10"
     assert any("step-20: passed over" in message for message in caplog.messages)
     assert [line["step"] for line in _metrics(folder)] == [*range(1, 21)]
     again = dict(load_model(folder, 20).named_parameters())
@@ -209,3 +212,16 @@ def test_metrics_that_a_crash_spoiled_do_not_keep_a_run_from_going_on(tmp_path, 
     path.write_bytes(b'{"step": 1}\n' + spoiled + b'{"step": 2}\n{"step": 3}\n')
     MetricsLog(path, 2).close()
     assert [line["step"] for line in _metrics(tmp_path)] == [1, 2]
+
+
+def test_a_checkpoint_stays_while_what_follows_its_save_reads_it(start):
+    """With one kept and a save each step, the next save would delete it meanwhile."""
+    flags = ("--train.steps", "4", "--checkpoint.every", "1", "--checkpoint.keep-last", "1")
+    looked = []
+
+    def read_slowly(folder, step):
+        time.sleep(0.2)  # a save of this model takes a tenth of it
+        looked.append((step, (folder / f"checkpoints/step-{step}").is_dir()))
+
+    fit(start("run", *flags)[1], read_slowly)
+    assert looked == [(1, True), (2, True), (3, True), (4, True)]

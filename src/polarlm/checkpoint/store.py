@@ -96,8 +96,8 @@ class Checkpoints:
 
     def completed(self) -> list[int]:
         """The steps whose checkpoint has become complete since this was last asked."""
-        completed, self._completed = self._completed, []
-        return completed
+        # One by one, since a save behind may add to the list meanwhile.
+        return [self._completed.pop(0) for _ in range(len(self._completed))]
 
     def _try_to_write(self, *arguments: Any) -> None:
         try:
@@ -194,7 +194,8 @@ class Checkpoints:
 
 def _make_empty(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    folder.parent.mkdir(exist_ok=True)  # but not the run's folder: where that has gone, a checkpoint alone is no run
+    folder.mkdir()
 
 
 def _why_unwritten(error: BaseException) -> str | None:

@@ -6,6 +6,7 @@ untouched in `arguments.config_flags`. Only the module that is asked for is impo
 """
 
 import argparse
+import errno
 import importlib
 import os
 import sys
@@ -33,6 +34,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("polarlm.cli.doctor", "look for what is wrong with this machine, or with every node of a job"),
     "selftest": ("polarlm.cli.selftest", "train, save and resume a tiny model here, and say what works"),
     "verify": ("polarlm.cli.verify", "prove here that every layout computes what one process does"),
+    "bench": ("polarlm.cli.bench", "measure speed and memory at any sequence length, and the longest that trains"),
     "generate": ("polarlm.cli.generate", "let a trained model write"),
     "checkpoint": ("polarlm.cli.checkpoint", "list, check and thin out a run's checkpoints; export weights"),
     "report": ("polarlm.cli.report", "draw and sum up what a run did"),
@@ -40,6 +42,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 USER_ERROR, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
+# What a system says of a place that it lets nobody write or read, where a command has no better words for it.
+_REFUSALS = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
+    *(errno.EIO, errno.ESTALE, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR),
+)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -95,6 +102,22 @@ def _run_command(name: str, words: list[str], debug: bool) -> int:
             traceback.print_exc()
         print(f"error: {error}", file=sys.stderr)
         return USER_ERROR
+    except OSError as error:
+        if debug or not _is_refusal(error):
+            raise
+        print(f"error: {_place(error)}: {error.strerror}; mend that, and try again", file=sys.stderr)
+        return USER_ERROR
+
+
+def _is_refusal(error: OSError) -> bool:
+    is_nowhere = error.errno == errno.ENOENT and error.filename is None  # no folder for temporary files, tempfile says
+    return error.errno in _REFUSALS or is_nowhere
+
+
+def _place(error: OSError) -> str:
+    """The file or folder where the system refused what was asked of it."""
+    name = error.filename if error.filename is not None else "a file"
+    return os.fsdecode(name) if isinstance(name, str | bytes) else str(name)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     request = Request(nodes=arguments.nodes, hosts=arguments.hosts, host_file=arguments.hostfile)
     allocation = find_allocation(os.environ, request.hosts, request.host_file)
-    is_here_alone = allocation.is_here and (len(allocation.hosts) == 1 or arguments.nodes == 1)
+    is_here_alone = allocation.is_here and (len(allocation.hosts) if arguments.nodes is None else arguments.nodes) == 1
     findings = _here(allocation.scheduler) if is_here_alone else _on_nodes(request, allocation.scheduler)
     print(json.dumps([asdict(each) for each in findings], indent=2) if arguments.json else report(findings))
     return int(any(each.status == "fault" for each in findings))
@@ -100,7 +100,11 @@ def _between_nodes(request: "Request", folder: Path) -> "Finding":
 
 
 def _folders() -> dict[str, Path]:
-    return {"runs": _RUNS.absolute(), "temporary": Path(tempfile.gettempdir())}
+    try:
+        temporary = tempfile.gettempdir()
+    except FileNotFoundError:  # nothing can be written anywhere, as on a full disk: then its usual place is a finding
+        temporary = os.environ.get("TMPDIR") or "/tmp"
+    return {"runs": _RUNS.absolute(), "temporary": Path(temporary)}
 
 
 def _probe() -> list[str]:

@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> None:
     from polarlm.config import UserError
     from polarlm.launch import BATCH_SCHEDULERS, lock, recognise, run_folder, short_host_name, site_named
 
-    site = site_named(arguments.site) if arguments.site else recognise(short_host_name(), os.environ)
+    site = site_named(arguments.site) if arguments.site is not None else recognise(short_host_name(), os.environ)
     scheduler = BATCH_SCHEDULERS[_scheduler_name(arguments, site)]
     walltime_s = _seconds(arguments.walltime)
     if arguments.chain is not None and arguments.chain < 1:
@@ -107,6 +107,8 @@ def _load(arguments: argparse.Namespace, file: Path | None, site: "Site | None")
 
     if arguments.nodes < 1:
         raise UserError(f"--nodes: {arguments.nodes} nodes cannot be; give at least 1")
+    if arguments.devices_per_node is not None and arguments.devices_per_node < 1:
+        raise UserError(f"--devices-per-node: {arguments.devices_per_node} ranks a node cannot be; give at least 1")
     devices = arguments.devices_per_node or (site.devices_per_node if site else None)
     flags = arguments.config_flags
     if devices and file is not None and file.name == "config.yaml" and not _says_ranks(flags):
@@ -157,7 +159,7 @@ def _scheduler_name(arguments: argparse.Namespace, site: "Site | None") -> str:
 def _seconds(text: str) -> int:
     from polarlm.config import UserError
 
-    match = re.fullmatch(r"(\d{1,4}):([0-5]\d):([0-5]\d)", text)
+    match = re.fullmatch(r"([0-9]{1,4}):([0-5][0-9]):([0-5][0-9])", text)
     seconds = sum(int(part) * unit for part, unit in zip(match.groups(), (3600, 60, 1), strict=True)) if match else 0
     if not seconds:
         raise UserError(f"--walltime: {text!r} is no time such as 01:30:00 (hours:minutes:seconds)")

@@ -129,7 +129,7 @@ def _own_presets() -> dict[str, Leaves]:
 
 def user_presets_path() -> Path:
     """`~/.config/polarlm/presets.yaml`, where a user's own presets are looked for."""
-    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "polarlm" / "presets.yaml"
+    return Path(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")) / "polarlm" / "presets.yaml"
 
 
 def default_ffn(activation: str, hidden: int) -> int:

@@ -69,12 +69,12 @@ def find_allocation(
     Raises:
         UserError: what should name them cannot be read or understood, or is missing in a job; says what was looked for.
     """
-    if hosts and host_file:
+    if hosts is not None and host_file is not None:
         raise UserError("--hosts and --hostfile: give one of the two")
-    if hosts:
+    if hosts is not None:  # an empty one is a variable of a script that was not set
         found = parse_hosts(hosts)
         return Allocation(found, "--hosts", slots_given=any(host.slots > 1 for host in found))
-    if host_file:
+    if host_file is not None:
         return _from_host_file(host_file)
     for find in (_from_slurm, _from_pbs, _from_cobalt):
         if allocation := find(environment):
@@ -124,7 +124,7 @@ def _slurm_slots(environment: Mapping[str, str], nodes: int) -> list[int]:
 def _slurm_devices(environment: Mapping[str, str]) -> int | None:
     for name in ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE"):
         # `4`, `a100:4` or `a100:2,v100:1`
-        counts = re.findall(r"(?:^|[:,])(\d+)(?=,|$)", environment.get(name) or "")
+        counts = re.findall(r"(?:^|[:,])([0-9]{1,9})(?=,|$)", environment.get(name) or "")
         if counts:
             return sum(map(int, counts))
     return None

@@ -87,19 +87,24 @@ class Distribution:
             with self._source(host, broken) as (feeder, order):
                 wire.send(order)
                 answer = wire.receive(None)
-            complaint = answer.get("complaint")
-            if not complaint:
-                break
-            if feeder and answer["is_feeders"] and len(broken) + 1 < MOST_TRIES:
+                complaint = answer.get("complaint")
+                if not complaint:
+                    self._has_it(host, wire.peer, port)
+                    break
+            is_feeders = bool(feeder) and answer["is_feeders"]
+            if is_feeders and len(broken) + 1 < MOST_TRIES:
                 broken.append(feeder)
                 continue
             if not feeder:
                 self._could_not_make(complaint)
-            return Outcome(complaint=f"{complaint} (from {feeder})" if feeder and answer["is_feeders"] else complaint)
-        with self._change:
-            self._feeders[host] = _Feeder(wire.peer, port)
-            self._change.notify(HANDS)
+            return Outcome(complaint=f"{complaint} (from {feeder})" if is_feeders else complaint)
         return Outcome(**wire.receive(None), fed_by=feeder)
+
+    def _has_it(self, host: str, address: str, port: int) -> None:
+        """Before its own feeder's hand is free, so that who waits comes to this one first."""
+        with self._change:
+            self._feeders[host] = _Feeder(address, port)
+            self._change.notify(HANDS)
 
     @contextlib.contextmanager
     def _source(self, host: str, broken: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -26,6 +26,8 @@ from polarlm.launch.run_folder import log_name
 
 __all__ = ["environment_of"]
 
+_PARENT = os.getppid()  # asked as early as can be: it may be gone before the program runs
+
 WATCH_S = 2.0  # how often a rank looks whether its launcher is still there
 GRACE_S = 10.0  # from SIGTERM to SIGKILL, once it is gone
 
@@ -100,7 +102,6 @@ def _run(program: list[str], rank: int, environment: Mapping[str, str], logs: Pa
     logs.mkdir(parents=True, exist_ok=True)
     path = logs / log_name(host, rank)
     stopping: list[int] = []
-    parent = os.getppid()
     process = None
 
     def stop(number: int, _frame: object) -> None:
@@ -121,7 +122,7 @@ def _run(program: list[str], rank: int, environment: Mapping[str, str], logs: Pa
             return 2
     if stopping:  # while it was being started
         process.send_signal(signal.SIGTERM)
-    threading.Thread(target=_end_with_launcher, args=(process, parent), daemon=True).start()
+    threading.Thread(target=_end_with_launcher, args=(process,), daemon=True).start()
     code = process.wait()
     code = code if code >= 0 else 128 - code
     if code:
@@ -129,9 +130,10 @@ def _run(program: list[str], rank: int, environment: Mapping[str, str], logs: Pa
     return code
 
 
-def _end_with_launcher(process: subprocess.Popen, parent: int) -> None:
+def _end_with_launcher(process: subprocess.Popen) -> None:
     """End the program when what started this process is gone, however that ended: not every launcher's death tells."""
-    while os.getppid() == parent:
+    # An orphan from the very start is the system's first process's.
+    while os.getppid() == _PARENT != 1:
         time.sleep(WATCH_S)
     process.terminate()
     time.sleep(GRACE_S)

@@ -119,7 +119,7 @@ def create(plan: Plan) -> Path:
         (folder / "constraints.txt").write_text(_constraints(plan))
         if plan.shared:
             (packages,) = folder.glob("lib/python*/site-packages")
-            (packages / "shared.pth").write_text(_shared_line(plan))
+            (packages / "shared.pth").write_text(_shared_line(plan) + "\n")
         _run(install)
         _check_torch(plan, folder)
         (folder / "bin" / "activate.polarlm").write_text(activation(plan, folder))
@@ -189,7 +189,7 @@ def _constraints(plan: Plan) -> str:
 
 
 def _shared_line(plan: Plan) -> str:
-    return f"import site; {'; '.join(f'site.addsitedir({path!r})' for path in plan.shared)}\n"
+    return f"import site; {'; '.join(f'site.addsitedir({json.dumps(path)})' for path in plan.shared)}"
 
 
 def _make_folder(wanted: Path) -> Path:

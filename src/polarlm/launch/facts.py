@@ -176,7 +176,11 @@ def _mpi() -> tuple[str, str]:
 def _ask_torch(probe: Sequence[str], environment: Mapping[str, str]) -> dict[str, Any]:
     """What two ranks of this machine find out about torch and each other, as far as they get."""
     own = {name: value for name, value in environment.items() if name not in _OF_THE_JOB}
-    with tempfile.TemporaryDirectory(prefix="polarlm-probe-") as name:
+    try:
+        room = tempfile.TemporaryDirectory(prefix="polarlm-probe-")
+    except OSError as error:
+        return {"torch_complaint": f"not tried, for want of a folder ({error.strerror})"}
+    with room as name:
         folder, said = Path(name), io.StringIO()
         with contextlib.redirect_stderr(said):  # what the watcher over the ranks would tell a user
             code = run_local([*probe, name], 2, folder / "logs", own)

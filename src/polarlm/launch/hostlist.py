@@ -11,10 +11,12 @@ __all__ = ["Host", "expand_nodelist", "expand_tasks", "merge_hosts", "parse_host
 
 _MOST_HOSTS = 100_000
 _LITERAL = re.compile(r"[A-Za-z0-9_.-]+")
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
-_TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+# Numbers of a length that Python reads, in ASCII: what schedulers write is far below.
+_RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
+_TASKS = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
 _ENTRY = re.compile(
-    r"(?P<name>(?:[\w.+-]+@)?(?:[\w.-]+|[0-9A-Fa-f:]*::[0-9A-Fa-f:]*))(?::(?P<count>\d+)|\s+slots=(?P<slots>\d+))?"
+    r"(?P<name>(?:[\w.+-]+@)?(?:[\w.-]+|[0-9A-Fa-f:]*::[0-9A-Fa-f:]*))"
+    r"(?::(?P<count>[0-9]{1,9})|\s+slots=(?P<slots>[0-9]{1,9}))?"
 )
 
 

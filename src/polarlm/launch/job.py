@@ -89,8 +89,8 @@ def run_job(job: Assignment) -> int:
 
 def _try(job: Assignment, step: int, steps: int, arrived: deque[int], guard_input: IO[str]) -> tuple[Ending, bool]:
     """(how one start of the training ended, whether the next job has been submitted)."""
-    restarts = os.environ.get("SLURM_RESTART_COUNT") or "0"
-    facts = {"left_s": round(job.left_s), "step": step, "restarts": int(restarts)}
+    restarts = os.environ.get("SLURM_RESTART_COUNT", "")
+    facts = {"left_s": round(job.left_s), "step": step, "restarts": int(restarts) if restarts.isdecimal() else 0}
     write_job_event(job.folder, "began", job.job, time.time(), **job.request, **facts)
     process = subprocess.Popen(job.command, stdin=subprocess.DEVNULL, start_new_session=True)
     try:

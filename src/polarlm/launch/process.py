@@ -37,6 +37,7 @@ class RankProcess:
         self.ended_at = float("inf")
         with self.log.open("ab") as log:
             self._log_start = log.tell()  # a run that goes on in its folder adds to what is there
+            self._reader = self.log.open("rb")  # which outlives the folder, should somebody delete that
             self._process = subprocess.Popen(
                 command,
                 env=environment,
@@ -66,16 +67,16 @@ class RankProcess:
             self._process.send_signal(number)
 
     def end(self) -> None:
-        """Kill what is left of it, and wait for that."""
+        """Kill what is left of it, wait for that, and let go of its log."""
         if self.poll() is None:
             end_group(self.pid)
             self._process.wait()
+        self._reader.close()
 
     def logged(self) -> list[str]:
         """Lines this rank wrote to its log since it started."""
-        with self.log.open("rb") as log:
-            log.seek(self._log_start)
-            return log.read().decode(errors="replace").splitlines()
+        self._reader.seek(self._log_start)
+        return self._reader.read().decode(errors="replace").splitlines()
 
 
 def end_group(group: int) -> None:

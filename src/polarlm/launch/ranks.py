@@ -1,5 +1,6 @@
 """Which rank this process is, told by whoever launched it: by one launcher's variables, never by several mixed."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -128,6 +129,6 @@ def _first(environ: Mapping[str, str], names: tuple[str, ...]) -> str | None:
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:
-    if not environ[name].isdecimal():
+    if not re.fullmatch(r"[0-9]{1,18}", environ[name]):
         raise UserError(f"{name}={environ[name]!r} in the environment is not a whole number: unset it, or mend it")
     return int(environ[name])

@@ -92,7 +92,7 @@ def _conclude(process: subprocess.Popen, launch: Launch, log_folder: Path, asked
     cause: Ending = choose_cause(endings)
     if any(hangs(ending) for ending in endings):
         print(explain_hang(endings), file=sys.stderr, flush=True)
-    elif not (asked_to_stop and cause.code == 128 + signal.SIGTERM):
+    elif not (asked_to_stop and cause.code in (128 + signal.SIGTERM, 128 + signal.SIGUSR1)):
         print(explain(cause), file=sys.stderr, flush=True)
     assert cause.code
     return cause.code

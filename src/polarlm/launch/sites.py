@@ -48,7 +48,7 @@ _CHOICES = {"scheduler": SCHEDULERS, "launcher": LAUNCHERS}
 
 def user_sites_path() -> Path:
     """`~/.config/polarlm/sites.yaml`, where a user's own machines are looked for."""
-    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "polarlm" / "sites.yaml"
+    return Path(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")) / "polarlm" / "sites.yaml"
 
 
 def known_sites() -> dict[str, Site]:

@@ -52,8 +52,14 @@ class Spread:
 def count_devices(
     request: Request, allocation: Allocation, site: Site | None, environment: Mapping[str, str]
 ) -> tuple[int, str]:
-    """(devices of a node, who says so): a flag, the scheduler, the driver where this is one of the nodes, the site."""
+    """(devices of a node, who says so): a flag, the scheduler, the driver where this is one of the nodes, the site.
+
+    Raises:
+        UserError: the flag's number cannot be.
+    """
     if request.devices_per_node is not None:
+        if request.devices_per_node < 0:
+            raise UserError(f"--devices-per-node: {request.devices_per_node} cannot be; give 0 where there are none")
         return request.devices_per_node, "--devices-per-node"
     if allocation.devices_per_node is not None:
         return allocation.devices_per_node, f"{allocation.scheduler} says"
@@ -103,6 +109,8 @@ def _exactly(request: Request, room: tuple[Host, ...], is_free: bool, warnings: 
     """That many ranks in all: over as few hosts as have room, or over all of them where room is not known."""
     ranks, total = request.ranks, sum(host.slots for host in room)
     assert ranks is not None
+    if ranks < 1:
+        raise UserError(f"--ranks: {ranks} cannot be; give at least 1")
     if ranks == total:
         return Spread(room, f"{ranks} in all, as asked for", warnings)
     if len({host.slots for host in room}) > 1:

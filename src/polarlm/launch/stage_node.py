@@ -9,6 +9,7 @@ import shutil
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ __all__ = ["stage"]
 _PATIENCE_S = 3600  # a node that hangs does not hold the job
 
 
-def stage(call, key: bytes, source: Path, to: Path) -> None:
+def stage(call: Callable[[dict[str, Any]], Wire], key: bytes, source: Path, to: Path) -> None:
     """Do what the head says, until the end.
 
     Args:

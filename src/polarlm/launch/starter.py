@@ -31,7 +31,7 @@ def look_around(request: Request, environment: Mapping[str, str]) -> Scene:
         UserError: the hosts cannot be found, or do not have what is asked for.
     """
     allocation = find_allocation(environment, request.hosts, request.host_file)
-    site = site_named(request.site) if request.site else recognise(allocation.hosts[0].address, environment)
+    site = site_named(request.site) if request.site is not None else recognise(allocation.hosts[0].address, environment)
     placed = spread(request, allocation, *count_devices(request, allocation, site, environment))
     return Scene(request, environment, allocation, site, placed)
 

@@ -35,10 +35,10 @@ class Wire:
             role: `gate` or `caller`, so that no side's proof can be sent back to it as the other's.
         """
         self._socket = connected
-        self.peer: str = connected.getpeername()[0]  # the other side's address
         self._reader = connected.makefile("rb")
         connected.settimeout(PATIENCE_S)
         with self._as_wire_error():
+            self.peer: str = connected.getpeername()[0]  # the other side's address
             self._shake_hands(key, role)
 
     def send(self, message: dict[str, Any]) -> None:
@@ -143,6 +143,8 @@ class Gate:
             return
         try:
             self._attend(wire)
+        except WireError:  # the caller has gone, and knows why
+            pass
         finally:
             wire.close()
 

@@ -38,7 +38,7 @@ def check_hosts(run_folder: Path, config: RunConfig, world: World) -> None:
     is_hosts_first = world.gather(name).index(name) == world.rank
     looked = look_at_folder("checkpoints", run_folder / "checkpoints") if is_hosts_first else None
     world.barrier()
-    own = looked and _Host(name, time.time(), polarlm.__version__, torch.__version__, looked)
+    own = looked and _Host(name, time.time(), polarlm.__version__, str(torch.__version__), looked)
     hosts = [host for host in world.gather(own) if host]
     for finding in _judge(hosts, config):
         where = f"{finding.host}: " if finding.host else ""

@@ -54,6 +54,10 @@ def _train(run: Run, stop: StopRequest, watch: Watch, watchdog: Watchdog) -> int
             watch.write_metrics(ends)
             if ends or _is_due(step, run.config.checkpoint.every, False):
                 watchdog.begin()
+                # What is done after a save reads that checkpoint, which the next save may delete.
+                run.checkpoints.wait()
+                watch.saved(run.checkpoints.completed())
+                watchdog.begin()
                 watch.saves()
                 run.save(and_wait=ends)
             watch.saved(run.checkpoints.completed())

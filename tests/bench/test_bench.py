@@ -1,0 +1,80 @@
+"""Measurements at a sequence length: rows of real runs, memory's end as one of them, and the search for the longest."""
+
+import json
+
+import pytest
+
+from polarlm.bench import OOM, Row, as_markdown, draw_rows, longest
+from polarlm.bench.memory import host_memory, resident_bytes
+from polarlm.cli import main
+from polarlm.cli.bench import size
+from polarlm.config import UserError
+
+SHAPE = "--model.layers 1 --model.hidden 32 --model.heads 4 --model.vocab-size 97 --steps 1 --warmup 0".split()
+
+
+@pytest.mark.parametrize("limit", [1024, 1500, 4096, 100_000])
+def test_the_longest_is_found_within_a_sixteenth(limit):
+    tried = []
+
+    def trains(length):
+        tried.append(length)
+        return length <= limit
+
+    found = longest(trains, 1024, 1 << 20, 64)
+    assert limit * 15 / 16 - 64 <= found <= limit
+    assert all(length % 64 == 0 for length in tried)
+    assert len(tried) <= 14
+
+
+def test_the_search_ends_where_it_is_told():
+    assert longest(lambda length: True, 1024, 5000) == 5000
+    assert longest(lambda length: False, 1024, 5000) is None
+
+
+def test_sizes():
+    assert [size(text, "--lengths") for text in ("300", "2k", "1M", "4G")] == [300, 2048, 1 << 20, 4 << 30]
+    for text in ("", "2x", "-1", "0", "k", "1.5k"):
+        with pytest.raises(UserError, match="--lengths"):
+            size(text, "--lengths")
+
+
+def test_memory_of_this_host():
+    total, left = host_memory()
+    assert 0 < left < total
+    assert 10**7 < resident_bytes() < total
+
+
+def test_rows_of_layouts_and_of_memorys_end(tmp_path, capfd):
+    words = ["bench", "sequence", *SHAPE, "--lengths", "64,65", "--layouts", "alone,ring2", "--json"]
+    assert main([*words, "--output", str(tmp_path)]) == 0
+    printed = capfd.readouterr().out
+    rows = json.loads(printed[: printed.rindex("]") + 1])
+    assert rows == json.loads((tmp_path / "sequence.json").read_text())
+    assert [(row["layout"], row["seq_len"]) for row in rows] == [
+        ("alone", 64),
+        ("alone", 65),
+        ("ring2", 64),
+        ("ring2", 65),
+    ]
+    assert [row["outcome"] == "ok" for row in rows] == [True, True, True, False]
+    assert "train.seq_len" in rows[3]["outcome"]
+    for row in rows[:3]:
+        numbers = row["numbers"]
+        assert numbers["tokens_per_sec"] == pytest.approx(row["seq_len"] / numbers["step_time_s"])
+        assert 0 < numbers["peak_memory_above_start_bytes"] < numbers["peak_memory_bytes"]
+    assert (tmp_path / "sequence.png").read_bytes().startswith(b"\x89PNG")
+
+    # Less than its libraries take.
+    assert (
+        main(["bench", "sequence", *SHAPE, "--lengths", "64", "--layouts", "data2", "--memory", "64M", "--json"]) == 1
+    )
+    (row,) = json.loads(capfd.readouterr().out)
+    assert row["outcome"] == OOM
+
+
+def test_rows_as_markdown_and_a_picture_of_nothing(tmp_path):
+    rows = [Row("alone", 1, 2048, OOM, {}), Row("ring2", 2, 3000, "failed", {})]
+    assert [line.split(" | ")[2:4] for line in as_markdown(rows).splitlines()[2:]] == [["2k", OOM], ["3000", "failed"]]
+    draw_rows(rows, tmp_path / "rows.png")
+    assert (tmp_path / "rows.png").exists()
