@@ -160,6 +160,9 @@ def test_l06_a_smaller_request_is_kept_exactly(job, program):
     assert launch(job("a b"), ranks=6, devices_per_node=4).spread.ranks_per_node == 3
     assert "-n 4 --ppn 2" in words(job("a b"), ranks_per_node=2, devices_per_node=4)
     assert "--nodelist=a" in words({"SLURM_JOB_NODELIST": "a,b"}, nodes=1)
+    tasks = {"SLURM_JOB_NODELIST": "a,b", "SLURM_NTASKS_PER_NODE": "4", "SLURM_TASKS_PER_NODE": "4(x2)"}
+    assert "--nodes=2 --ntasks=8 --ntasks-per-node=4" in words(tasks)
+    assert "--nodes=2 --ntasks=4 --ntasks-per-node=2" in words(tasks | {"SLURM_GPUS_ON_NODE": "2"})
 
 
 @pytest.mark.parametrize(
@@ -167,7 +170,7 @@ def test_l06_a_smaller_request_is_kept_exactly(job, program):
     [
         ({"nodes": 3}, "--nodes: 3 cannot be; .* has 2 hosts"),
         ({"nodes": 0}, "--nodes: 0"),
-        ({"ranks": 5}, "5 cannot be spread evenly over 2 nodes of 4; nearest: 4 or 6"),
+        ({"ranks": 5}, "--ranks: 5 cannot be spread evenly over 2 nodes of 4; nearest: 4 or 6"),
         ({"ranks": 9}, "9 is more than 2 nodes x 4 = 8"),
         ({"ranks_per_node": 5}, "--ranks-per-node: 5 cannot be; give at most the 4 devices"),
         ({"ranks_per_node": 0}, "--ranks-per-node: 0"),
@@ -237,7 +240,7 @@ def test_l21_a_missing_launcher_is_one_line_with_its_packages(job):
 
 
 def test_l22_the_program_says_which_it_is(job, program):
-    program("mpiexec", OPEN_MPI)
+    program("mpiexec", f'[ "$*" = --version ] || exit 1\n{OPEN_MPI}')
     said = launch(job("x3001 x3002"), is_dry=False)
     assert said.kind == "openmpi"
     assert "--cpu-bind" not in " ".join(said.command)

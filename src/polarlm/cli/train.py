@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(dump_run(config), end="")
         return 0
 
-    request = Request(nodes=arguments.nodes, ranks=config.parallel.ranks)
+    request = Request(nodes=arguments.nodes, ranks=config.parallel.ranks, ranks_name="parallel.ranks")
     _check_launch(request)
     folder = (given or find_run(config)) if arguments.resume else None
     if folder is None and config.train.init_from:

@@ -104,6 +104,7 @@ def _from_slurm(environment: Mapping[str, str]) -> Allocation | None:
         f"{name}={environment[name]}",
         scheduler="slurm",
         job_id=job_id,
+        slots_given=bool(environment.get("SLURM_NTASKS_PER_NODE")),  # set where the user asked for so many
         devices_per_node=_slurm_devices(environment),
         cpus_per_node=_slurm_cpus(environment),
     )

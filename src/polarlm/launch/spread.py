@@ -20,6 +20,7 @@ class Request:
     nodes: int | None = None
     ranks_per_node: int | None = None
     ranks: int | None = None
+    ranks_name: str = "--ranks"  # where the user said it, for messages
     devices_per_node: int | None = None
     launcher: str | None = None
     cpu_bind: str | None = None
@@ -113,11 +114,13 @@ def _exactly(request: Request, room: tuple[Host, ...], is_free: bool, warnings: 
     if ranks == total:
         return Spread(room, f"{ranks} in all, as asked for", warnings)
     if len({host.slots for host in room}) > 1:
-        raise UserError(f"parallel.ranks: {ranks} is not the {total} that the hosts have room for ({_list(room)})")
+        raise UserError(
+            f"{request.ranks_name}: {ranks} is not the {total} that the hosts have room for ({_list(room)})"
+        )
     per_node = room[0].slots
     if not is_free and ranks > total:
         raise UserError(
-            f"parallel.ranks: {ranks} is more than {_count(len(room), 'node')} x {per_node} = {total}; "
+            f"{request.ranks_name}: {ranks} is more than {_count(len(room), 'node')} x {per_node} = {total}; "
             f"give at most {total}"
         )
     nodes = len(room)
@@ -127,7 +130,7 @@ def _exactly(request: Request, room: tuple[Host, ...], is_free: bool, warnings: 
         unit = request.ranks_per_node or nodes
         lower, upper = ranks // unit * unit, (ranks // unit + 1) * unit
         raise UserError(
-            f"parallel.ranks: {ranks} cannot be spread evenly over {_count(nodes, 'node')} of {per_node}; "
+            f"{request.ranks_name}: {ranks} cannot be spread evenly over {_count(nodes, 'node')} of {per_node}; "
             f"nearest: {f'{lower} or ' if lower else ''}{upper}"
         )
     placed = tuple(Host(host.name, ranks // nodes) for host in room[:nodes])
