@@ -124,7 +124,7 @@ def dry_run(scene: Scene, folder: Path) -> str:
         mock.patch.object(socket, "gethostname", return_value=scene.host),
         mock.patch.object(socket, "getaddrinfo", _addresses),
         mock.patch.object(
-            importlib.import_module("polarlm.launch.prepare"), "free_port", lambda first=0: first or 23457
+            importlib.import_module("polarlm.launch.start.prepare"), "free_port", lambda first=0: first or 23457
         ),
         mock.patch.object(os, "geteuid", return_value=1000),
         mock.patch.object(sys, "executable", "python"),

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from polarlm.cli import main
-from polarlm.launch.jobs import write_job_event
+from polarlm.launch.jobs.record import write_job_event
 
 REQUEST = {"nodes": 2, "walltime_s": 3600}
 

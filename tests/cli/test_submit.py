@@ -11,7 +11,7 @@ import pytest
 
 from job_scenes import DOCUMENT, JOB_SCENES, RUN, TEXTS, with_script, write_script
 from polarlm.cli import main
-from polarlm.launch.jobs import read_jobs
+from polarlm.launch.jobs.record import read_jobs
 
 # Each writes down what it got; job ids count up from 100.
 STAND_IN = """#!/bin/sh

@@ -5,8 +5,9 @@ import socket
 import pytest
 
 from polarlm.config import UserError
-from polarlm.launch import allocation, find_allocation
-from polarlm.launch.hostlist import Host
+from polarlm.launch import find_allocation
+from polarlm.launch.machines import allocation
+from polarlm.launch.machines.hostlist import Host
 
 
 @pytest.fixture(autouse=True)

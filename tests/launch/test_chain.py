@@ -5,9 +5,9 @@ import os
 
 import pytest
 
-from polarlm.launch.chain import Ending, describe_ending, reason_to_end, why_ended
-from polarlm.launch.jobs import Try, read_jobs, saved_step, tries_since_submission, write_job_event
-from polarlm.launch.lead import lead_time, margin
+from polarlm.launch.jobs.chain import Ending, describe_ending, reason_to_end, why_ended
+from polarlm.launch.jobs.lead import lead_time, margin
+from polarlm.launch.jobs.record import Try, read_jobs, saved_step, tries_since_submission, write_job_event
 
 HOUR = 3600.0
 

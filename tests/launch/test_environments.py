@@ -17,7 +17,7 @@ import pytest
 
 from polarlm.config import UserError
 from polarlm.launch import Site
-from polarlm.launch.environments import activation, create, describe_plan, plan_environment
+from polarlm.launch.nodes.environments import activation, create, describe_plan, plan_environment
 
 SITE = Site("arctic", modules=("use /soft/modulefiles", "load conda"))
 

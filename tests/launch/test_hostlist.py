@@ -3,7 +3,14 @@
 import pytest
 
 from polarlm.config import UserError
-from polarlm.launch.hostlist import Host, expand_nodelist, expand_tasks, merge_hosts, parse_hosts, read_host_file
+from polarlm.launch.machines.hostlist import (
+    Host,
+    expand_nodelist,
+    expand_tasks,
+    merge_hosts,
+    parse_hosts,
+    read_host_file,
+)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 from polarlm.config import dump_run, load_run
 from polarlm.launch import job as job_module
 from polarlm.launch.job import Assignment, run_job, walltime_end
-from polarlm.launch.jobs import read_jobs, saved_step, write_job_event
+from polarlm.launch.jobs.record import read_jobs, saved_step, write_job_event
 
 STEPS = 40
 

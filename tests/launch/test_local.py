@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from polarlm.config import UserError
-from polarlm.launch import local, run_local
+from polarlm.launch import run_local
+from polarlm.launch.start import local
 
-LAUNCH = "import sys, os, pathlib; from polarlm.launch import local, run_local\nif __name__ == '__main__':\n"
+LAUNCH = "import sys, os, pathlib; from polarlm.launch import run_local; from polarlm.launch.start import local\n"
+LAUNCH += "if __name__ == '__main__':\n"
 LAUNCH += "    local.GRACE_S = float(os.environ.get('GRACE_S', local.GRACE_S))\n"
 LAUNCH += "    sys.exit(run_local([sys.executable, sys.argv[1]], int(sys.argv[2]), pathlib.Path('logs'), os.environ))\n"
 

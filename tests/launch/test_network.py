@@ -7,9 +7,10 @@ import subprocess
 import pytest
 
 from polarlm.config import UserError
-from polarlm.launch import Rank, meet, network
+from polarlm.launch import Rank, meet
 from polarlm.launch.enter import environment_of
-from polarlm.launch.network import free_port, interface_to, is_loopback, master_address, port_of_job
+from polarlm.launch.machines import network
+from polarlm.launch.machines.network import free_port, interface_to, is_loopback, master_address, port_of_job
 
 
 def test_b07_ports_of_jobs():

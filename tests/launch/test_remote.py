@@ -137,7 +137,7 @@ def test_l01_output_that_is_no_text_does_not_matter(launch):
 
 
 def test_l13_a_launcher_that_lets_the_others_wait_is_ended(launch, tmp_path):
-    code = "from polarlm.launch import remote; remote.GRACE_S = 0.5"
+    code = "from polarlm.launch.start import remote; remote.GRACE_S = 0.5"
     (tmp_path / "sitecustomize.py").write_text(code)
     path = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
     process = launch("if RANK == 1: sys.exit(9)\ntime.sleep(300)", KEEPS_WAITING="1", PYTHONPATH=path)

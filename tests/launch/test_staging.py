@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 
 from polarlm.config import UserError
-from polarlm.launch import distribution, stage_node, staging
-from polarlm.launch.distribution import HANDS, Distribution
+from polarlm.launch import stage_node
+from polarlm.launch.nodes import distribution, staging
+from polarlm.launch.nodes.distribution import HANDS, Distribution
+from polarlm.launch.nodes.staging import pack, replace_path, unpack
+from polarlm.launch.nodes.wire import Gate, WireError, connect
 from polarlm.launch.stage_node import stage
-from polarlm.launch.staging import pack, replace_path, unpack
-from polarlm.launch.wire import Gate, WireError, connect
 
 KEY = b"k" * 32
 

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from polarlm.launch.wire import Gate, WireError, connect
+from polarlm.launch.nodes.wire import Gate, WireError, connect
 
 KEY = b"k" * 32
 

@@ -1,35 +1,37 @@
 """Where a run's processes start and where its files lie. No torch, no MPI: it must work wherever Python does.
 
-`run_local` starts the ranks of one machine and ends them all; `rank_from` reads the place a launcher gave this process;
-`run_folder` holds the folder of a run, `lock` keeps a second job out of it. `job_script` is what a scheduler is handed,
-and `job` what that script runs. Importing it asks nothing of the machine.
+`machines` knows hosts, devices and sites; `start` goes from a request to running ranks and their end; `jobs` is what
+PBS and Slurm are handed, and its record; `nodes` asks every node how it is, and brings environments there. Here lie
+`run_folder`, `lock` and `logs`, which are a run's, and the programs that are started by name: `enter` between a
+launcher and a rank, `job` in a job script, `node_facts` and `stage_node` on each node, `guard` beside a launcher.
+Importing it asks nothing of the machine.
 """
 
 from polarlm.launch import lock, run_folder
-from polarlm.launch.allocation import Allocation, find_allocation
-from polarlm.launch.describe import describe
-from polarlm.launch.devices import local_devices
-from polarlm.launch.distribution import Distribution, Outcome
-from polarlm.launch.environments import create as create_environment
-from polarlm.launch.environments import describe_plan, plan_environment
-from polarlm.launch.facts import Folder, NodeFacts, cause_of, gather_facts, look_at_folder
-from polarlm.launch.findings import Finding, clocks, examine, exchange_of, folder, report, same_everywhere
-from polarlm.launch.hosts import short_host_name, short_name
-from polarlm.launch.job_script import job_script
-from polarlm.launch.job_table import job_table
-from polarlm.launch.jobs import write_job_event
-from polarlm.launch.lead import lead_time
-from polarlm.launch.local import LISTEN_FD, check_environment, run_local
+from polarlm.launch.jobs.job_script import job_script
+from polarlm.launch.jobs.job_table import job_table
+from polarlm.launch.jobs.lead import lead_time
+from polarlm.launch.jobs.record import write_job_event
+from polarlm.launch.jobs.schedulers import BATCH_SCHEDULERS, BatchScheduler, Wanted
 from polarlm.launch.logs import follow, rank_logs, tail
-from polarlm.launch.meeting import meet
-from polarlm.launch.nodes import on_every_node, why_silent
-from polarlm.launch.prepare import Launch, available_ranks, prepare
-from polarlm.launch.ranks import Rank, rank_from
-from polarlm.launch.remote import run
-from polarlm.launch.schedulers import BATCH_SCHEDULERS, BatchScheduler, Wanted
-from polarlm.launch.sites import Site, known_sites, recognise, site_named
-from polarlm.launch.spread import Request
-from polarlm.launch.wire import WireError
+from polarlm.launch.machines.allocation import Allocation, find_allocation
+from polarlm.launch.machines.devices import local_devices
+from polarlm.launch.machines.hosts import short_host_name, short_name
+from polarlm.launch.machines.sites import Site, known_sites, recognise, site_named
+from polarlm.launch.machines.spread import Request
+from polarlm.launch.nodes.call import on_every_node, why_silent
+from polarlm.launch.nodes.distribution import Distribution, Outcome
+from polarlm.launch.nodes.environments import create as create_environment
+from polarlm.launch.nodes.environments import describe_plan, plan_environment
+from polarlm.launch.nodes.facts import Folder, NodeFacts, cause_of, gather_facts, look_at_folder
+from polarlm.launch.nodes.findings import Finding, clocks, examine, exchange_of, folder, report, same_everywhere
+from polarlm.launch.nodes.wire import WireError
+from polarlm.launch.start.describe import describe
+from polarlm.launch.start.local import LISTEN_FD, check_environment, run_local
+from polarlm.launch.start.meeting import meet
+from polarlm.launch.start.prepare import Launch, available_ranks, prepare
+from polarlm.launch.start.ranks import Rank, rank_from
+from polarlm.launch.start.remote import run
 
 __all__ = [
     "BATCH_SCHEDULERS",

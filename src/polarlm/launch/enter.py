@@ -17,12 +17,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from polarlm.config import UserError
-from polarlm.launch.endings import Ending
-from polarlm.launch.hosts import short_host_name
-from polarlm.launch.meeting import meet
-from polarlm.launch.network import interface_to, is_loopback
-from polarlm.launch.ranks import Rank, rank_from
+from polarlm.launch.machines.hosts import short_host_name
+from polarlm.launch.machines.network import interface_to, is_loopback
 from polarlm.launch.run_folder import log_name
+from polarlm.launch.start.endings import Ending
+from polarlm.launch.start.meeting import meet
+from polarlm.launch.start.ranks import Rank, rank_from
 
 __all__ = ["environment_of"]
 

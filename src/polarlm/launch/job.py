@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from polarlm.config import UserError, load_run_folder
-from polarlm.launch.chain import Ending, describe_ending, reason_to_end, why_ended
-from polarlm.launch.jobs import Try, read_jobs, saved_step, tries_since_submission, write_job_event
-from polarlm.launch.lead import lead_time
-from polarlm.launch.process import end_group
-from polarlm.launch.schedulers import BATCH_SCHEDULERS, clock
-from polarlm.launch.watcher import caught_signals, guarded
+from polarlm.launch.jobs.chain import Ending, describe_ending, reason_to_end, why_ended
+from polarlm.launch.jobs.lead import lead_time
+from polarlm.launch.jobs.record import Try, read_jobs, saved_step, tries_since_submission, write_job_event
+from polarlm.launch.jobs.schedulers import BATCH_SCHEDULERS, clock
+from polarlm.launch.start.process import end_group
+from polarlm.launch.start.watcher import caught_signals, guarded
 
 __all__ = ["Assignment", "run_job"]
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from polarlm.config import UserError
-from polarlm.launch.hosts import short_host_name
+from polarlm.launch.machines.hosts import short_host_name
 
 
 @contextlib.contextmanager

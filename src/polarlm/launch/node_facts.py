@@ -10,9 +10,9 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from polarlm.launch.facts import gather_facts
-from polarlm.launch.nodes import call_head
-from polarlm.launch.wire import WireError
+from polarlm.launch.nodes.call import call_head
+from polarlm.launch.nodes.facts import gather_facts
+from polarlm.launch.nodes.wire import WireError
 
 
 def main() -> int:

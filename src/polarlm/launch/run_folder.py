@@ -4,7 +4,7 @@ import os
 import re
 from pathlib import Path
 
-from polarlm.launch.hosts import short_host_name
+from polarlm.launch.machines.hosts import short_host_name
 
 __all__ = ["announce", "create", "find", "log_name", "log_path", "next_folder"]
 

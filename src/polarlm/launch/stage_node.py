@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from polarlm.config import UserError
-from polarlm.launch.nodes import KEY, call_head
-from polarlm.launch.staging import pack, room_needed, unpack
-from polarlm.launch.wire import Gate, Wire, WireError, connect
+from polarlm.launch.nodes.call import KEY, call_head
+from polarlm.launch.nodes.staging import pack, room_needed, unpack
+from polarlm.launch.nodes.wire import Gate, Wire, WireError, connect
 
 __all__ = ["stage"]
 

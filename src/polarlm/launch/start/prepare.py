@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from polarlm.config import UserError
-from polarlm.launch.hostlist import Host
-from polarlm.launch.launchers import BUILDERS, Start, forwarded_names, host_file_text
-from polarlm.launch.network import check_port, free_port, master_address, port_of_job
-from polarlm.launch.ranks import PLACE_NAMES, WORLD_SIZE
-from polarlm.launch.sites import Site
-from polarlm.launch.spread import Request, Spread
-from polarlm.launch.starter import Scene, Starter, choose_starter, look_around
+from polarlm.launch.machines.hostlist import Host
+from polarlm.launch.machines.network import check_port, free_port, master_address, port_of_job
+from polarlm.launch.machines.sites import Site
+from polarlm.launch.machines.spread import Request, Spread
+from polarlm.launch.start.launchers import BUILDERS, Start, forwarded_names, host_file_text
+from polarlm.launch.start.ranks import PLACE_NAMES, WORLD_SIZE
+from polarlm.launch.start.starter import Scene, Starter, choose_starter, look_around
 
 __all__ = ["Launch", "Setting", "available_ranks", "prepare"]
 

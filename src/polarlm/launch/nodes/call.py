@@ -12,13 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from polarlm.launch.hosts import short_host_name, short_name
-from polarlm.launch.network import own_address_towards
-from polarlm.launch.prepare import Launch, prepare
-from polarlm.launch.ranks import rank_from
-from polarlm.launch.remote import run
-from polarlm.launch.spread import Request
-from polarlm.launch.wire import Gate, Wire, WireError, connect
+from polarlm.launch.machines.hosts import short_host_name, short_name
+from polarlm.launch.machines.network import own_address_towards
+from polarlm.launch.machines.spread import Request
+from polarlm.launch.nodes.wire import Gate, Wire, WireError, connect
+from polarlm.launch.start.prepare import Launch, prepare
+from polarlm.launch.start.ranks import rank_from
+from polarlm.launch.start.remote import run
 
 __all__ = ["call_head", "on_every_node", "why_silent"]
 

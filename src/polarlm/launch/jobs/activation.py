@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from polarlm.config import UserError
-from polarlm.launch.launchers import forwarded_names
-from polarlm.launch.sites import Site
+from polarlm.launch.machines.sites import Site
+from polarlm.launch.start.launchers import forwarded_names
 
 __all__ = ["module_lines", "python_lines", "variable_lines"]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from polarlm.config import UserError
 from polarlm.config.sources import Leaves, from_yaml
-from polarlm.launch.hosts import short_name
+from polarlm.launch.machines.hosts import short_name
 
 __all__ = ["LAUNCHERS", "SCHEDULERS", "Site", "known_sites", "recognise", "site_named", "user_sites_path"]
 

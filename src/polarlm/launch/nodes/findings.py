@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from polarlm.launch.facts import Folder, NodeFacts
+from polarlm.launch.nodes.facts import Folder, NodeFacts
 
 __all__ = ["Finding", "clocks", "examine", "exchange_of", "folder", "report", "same_everywhere"]
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from polarlm.config import UserError
-from polarlm.launch.blame import choose_cause, explain, explain_hang, hangs
-from polarlm.launch.process import RankProcess
-from polarlm.launch.watcher import caught_signals, guarded
+from polarlm.launch.start.blame import choose_cause, explain, explain_hang, hangs
+from polarlm.launch.start.process import RankProcess
+from polarlm.launch.start.watcher import caught_signals, guarded
 
 __all__ = ["LISTEN_FD", "check_environment", "run_local"]
 

@@ -7,9 +7,9 @@ import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from polarlm.launch.activation import module_lines, python_lines, variable_lines
-from polarlm.launch.schedulers import BatchScheduler, Wanted
-from polarlm.launch.sites import Site
+from polarlm.launch.jobs.activation import module_lines, python_lines, variable_lines
+from polarlm.launch.jobs.schedulers import BatchScheduler, Wanted
+from polarlm.launch.machines.sites import Site
 
 __all__ = ["job_script"]
 

@@ -8,12 +8,12 @@ from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 
-from polarlm.launch.blame import choose_cause, explain, explain_hang, hangs
-from polarlm.launch.endings import Ending, forget_endings, read_endings
-from polarlm.launch.local import run_local
-from polarlm.launch.prepare import Launch
-from polarlm.launch.process import end_group
-from polarlm.launch.watcher import caught_signals, guarded
+from polarlm.launch.start.blame import choose_cause, explain, explain_hang, hangs
+from polarlm.launch.start.endings import Ending, forget_endings, read_endings
+from polarlm.launch.start.local import run_local
+from polarlm.launch.start.prepare import Launch
+from polarlm.launch.start.process import end_group
+from polarlm.launch.start.watcher import caught_signals, guarded
 
 __all__ = ["run"]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polarlm.config import UserError
-from polarlm.launch.spread import Spread
+from polarlm.launch.machines.spread import Spread
 
 __all__ = ["BUILDERS", "Start", "forwarded_names", "host_file_text"]
 

@@ -17,10 +17,10 @@ from typing import Any
 
 import polarlm
 from polarlm.config import UserError
-from polarlm.launch.devices import local_devices
-from polarlm.launch.hosts import short_host_name
-from polarlm.launch.local import run_local
-from polarlm.launch.mpi import find_mpi
+from polarlm.launch.machines.devices import local_devices
+from polarlm.launch.machines.hosts import short_host_name
+from polarlm.launch.machines.mpi import find_mpi
+from polarlm.launch.start.local import run_local
 
 __all__ = ["Folder", "NodeFacts", "cause_of", "gather_facts", "look_at_folder"]
 

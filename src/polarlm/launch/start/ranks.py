@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from polarlm.config import UserError
-from polarlm.launch.hostlist import expand_tasks
+from polarlm.launch.machines.hostlist import expand_tasks
 
 __all__ = ["FAMILIES", "PLACE_NAMES", "WORLD_SIZE", "Family", "Rank", "rank_from"]
 

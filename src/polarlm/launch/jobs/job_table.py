@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from polarlm.config import UserError, load_run_folder
-from polarlm.launch.jobs import Job, Try, read_jobs, saved_step
-from polarlm.launch.schedulers import BATCH_SCHEDULERS, clock
+from polarlm.launch.jobs.record import Job, Try, read_jobs, saved_step
+from polarlm.launch.jobs.schedulers import BATCH_SCHEDULERS, clock
 
 __all__ = ["job_table"]
 

@@ -3,7 +3,7 @@
 import shlex
 from textwrap import indent
 
-from polarlm.launch.prepare import Launch
+from polarlm.launch.start.prepare import Launch
 
 __all__ = ["describe"]
 

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from polarlm.config import UserError
-from polarlm.launch.allocation import Allocation, find_allocation
-from polarlm.launch.mpi import NO_MPI, find_mpi
-from polarlm.launch.sites import Site, recognise, site_named
-from polarlm.launch.spread import Request, Spread, count_devices, spread
+from polarlm.launch.machines.allocation import Allocation, find_allocation
+from polarlm.launch.machines.mpi import NO_MPI, find_mpi
+from polarlm.launch.machines.sites import Site, recognise, site_named
+from polarlm.launch.machines.spread import Request, Spread, count_devices, spread
 
 __all__ = ["Scene", "Starter", "choose_starter", "look_around"]
 

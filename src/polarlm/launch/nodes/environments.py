@@ -17,7 +17,7 @@ from pathlib import Path
 
 import polarlm
 from polarlm.config import UserError
-from polarlm.launch.sites import Site
+from polarlm.launch.machines.sites import Site
 
 __all__ = ["Plan", "create", "describe_plan", "plan_environment"]
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from polarlm.launch.hosts import short_host_name
+from polarlm.launch.machines.hosts import short_host_name
 from polarlm.launch.run_folder import log_name
 
 __all__ = ["RankProcess", "end_group"]

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polarlm.config import UserError
-from polarlm.launch.allocation import Allocation, is_this_machine
-from polarlm.launch.devices import local_devices
-from polarlm.launch.hostlist import Host
-from polarlm.launch.sites import Site
+from polarlm.launch.machines.allocation import Allocation, is_this_machine
+from polarlm.launch.machines.devices import local_devices
+from polarlm.launch.machines.hostlist import Host
+from polarlm.launch.machines.sites import Site
 
 __all__ = ["Request", "Spread", "count_devices", "spread"]
 

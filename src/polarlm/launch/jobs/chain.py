@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from polarlm.launch.jobs import Try
-from polarlm.launch.lead import margin
-from polarlm.launch.schedulers import clock
+from polarlm.launch.jobs.lead import margin
+from polarlm.launch.jobs.record import Try
+from polarlm.launch.jobs.schedulers import clock
 
 __all__ = ["USER_ERROR", "Ending", "describe_ending", "reason_to_end", "why_ended"]
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from polarlm.config import UserError
-from polarlm.launch.hosts import short_name
+from polarlm.launch.machines.hosts import short_name
 
 __all__ = ["Host", "expand_nodelist", "expand_tasks", "merge_hosts", "parse_hosts", "read_host_file"]
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from polarlm.launch.wire import Wire, WireError
+from polarlm.launch.nodes.wire import Wire, WireError
 
 __all__ = ["HANDS", "Distribution", "Outcome"]
 

@@ -12,9 +12,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from polarlm.config import UserError
-from polarlm.launch.hostlist import Host, expand_nodelist, expand_tasks, merge_hosts, parse_hosts, read_host_file
-from polarlm.launch.hosts import short_host_name, short_name
-from polarlm.launch.network import own_addresses
+from polarlm.launch.machines.hostlist import (
+    Host,
+    expand_nodelist,
+    expand_tasks,
+    merge_hosts,
+    parse_hosts,
+    read_host_file,
+)
+from polarlm.launch.machines.hosts import short_host_name, short_name
+from polarlm.launch.machines.network import own_addresses
 
 __all__ = ["Allocation", "find_allocation", "is_this_machine"]
 

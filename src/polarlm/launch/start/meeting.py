@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from polarlm.config import UserError
-from polarlm.launch.hostlist import expand_nodelist
-from polarlm.launch.network import FIRST_PORT, PORTS, port_of_job
-from polarlm.launch.ranks import Rank
+from polarlm.launch.machines.hostlist import expand_nodelist
+from polarlm.launch.machines.network import FIRST_PORT, PORTS, port_of_job
+from polarlm.launch.start.ranks import Rank
 
 __all__ = ["meet"]
 

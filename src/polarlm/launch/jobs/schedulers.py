@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polarlm.config import UserError
-from polarlm.launch.hosts import short_host_name
+from polarlm.launch.machines.hosts import short_host_name
 
 __all__ = ["BATCH_SCHEDULERS", "BatchScheduler", "Wanted", "clock"]
 
