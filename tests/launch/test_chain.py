@@ -6,6 +6,7 @@ import os
 import pytest
 
 from polarlm.launch.jobs.chain import Ending, describe_ending, reason_to_end, why_ended
+from polarlm.launch.jobs.job_table import job_table
 from polarlm.launch.jobs.lead import lead_time, margin
 from polarlm.launch.jobs.record import Try, read_jobs, saved_step, tries_since_submission, write_job_event
 
@@ -108,6 +109,28 @@ def test_jobs_are_read_back_and_a_spoiled_line_is_passed_over(tmp_path):
         [],
     )
     assert first.tries == [Try(110.0, 160.0, 3, 130.0, 7, 0, "walltime")]
+
+
+@pytest.mark.parametrize("event", ["submitted", "began", "ended"])
+@pytest.mark.parametrize("value", [None, [], {}, "x", float("nan"), float("inf"), "9" * 5000])
+def test_values_of_another_kind_spoil_their_line_alone(event, value, tmp_path, monkeypatch):
+    """Each value of each event in turn; what is left can be shown and reckoned with."""
+    monkeypatch.setenv("PATH", str(tmp_path))  # so that no scheduler is asked
+    request = {"scheduler": "pbs", "nodes": 2, "walltime_s": 60}
+    whole = {
+        "submitted": request | {"queue": "debug", "by": "user"},
+        "began": request | {"left_s": 50, "step": 3},
+        "ended": {"step": 7, "code": 0, "why": "walltime", "left_s": 30},
+    }
+    for name in ("time", "job", "event", *whole[event]):
+        (tmp_path / "jobs.jsonl").write_text("5\n" + "[" * 10_000 + "\n")
+        for each, facts in whole.items():
+            line = {"time": "2026-12-01T00:00:00+00:00", "event": each, "job": "1"} | facts
+            with (tmp_path / "jobs.jsonl").open("a") as file:
+                file.write(json.dumps(line | ({name: value} if each == event else {})) + "\n")
+        tries_since_submission(read_jobs(tmp_path))
+        for line in job_table([tmp_path]):
+            assert line.isprintable()
 
 
 def test_a_users_new_submission_counts_the_tries_anew(tmp_path):

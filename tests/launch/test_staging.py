@@ -4,6 +4,8 @@ One makes the file, each feeds two others at a time; who fails is named, who is 
 """
 
 import contextlib
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -15,7 +17,7 @@ import pytest
 
 from polarlm.config import UserError
 from polarlm.launch import stage_node
-from polarlm.launch.nodes import distribution, staging
+from polarlm.launch.nodes import call, distribution, staging
 from polarlm.launch.nodes.distribution import HANDS, Distribution
 from polarlm.launch.nodes.staging import pack, replace_path, unpack
 from polarlm.launch.nodes.wire import Gate, WireError, connect
@@ -219,6 +221,35 @@ def test_a_node_that_dies_or_never_calls_keeps_nobody(spread, monkeypatch):
     assert time.monotonic() - start < 20
     assert outcomes["n1"].complaint == ""
     assert "the connection" in outcomes["n2"].complaint
+
+
+_PACKS_FOR_EVER = """
+import sys, time
+from polarlm.launch import stage_node
+
+class Head:
+    def receive(self, patience): return {"do": "make"}
+
+def pack(source, tar):
+    tar.write_bytes(b"half of it")
+    print("begun", flush=True)
+    time.sleep(60)
+
+stage_node.call_head, stage_node.pack = lambda said: Head(), pack
+sys.exit(stage_node.main())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGALRM])
+def test_a_node_that_is_told_to_end_leaves_no_half_copy(number, tmp_path):
+    to = tmp_path / "local/env"
+    words = [sys.executable, "-c", _PACKS_FOR_EVER, str(tmp_path), str(to)]
+    with subprocess.Popen(words, env=os.environ | {call.KEY: KEY.hex()}, stdout=subprocess.PIPE) as node:
+        assert node.stdout.readline() == b"begun\n"
+        assert list(to.parent.iterdir())
+        node.send_signal(number)
+        assert node.wait(20) == 128 + number
+    assert list(to.parent.iterdir()) == []
 
 
 def test_a_copy_works_without_the_original(environment, tmp_path):

@@ -45,7 +45,7 @@ USER_ERROR, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
 # What a system says of a place that it lets nobody write or read, where a command has no better words for it.
 _REFUSALS = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
-    *(errno.EIO, errno.ESTALE, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR),
+    *(errno.EIO, errno.ESTALE, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR),
 )
 
 

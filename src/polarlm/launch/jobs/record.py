@@ -67,24 +67,35 @@ def read_jobs(run_folder: Path) -> list[Job]:
     for line in text.splitlines():
         try:
             record = json.loads(line)
-            number = record["job"].partition(".")[0]  # PBS names a job with its server, or without
-            _take_in(jobs.setdefault(number, Job(record["job"])), record)
-        except (ValueError, KeyError, TypeError):
+            name = str(record["job"])
+            number = name.partition(".")[0]  # PBS names a job with its server, or without
+            job = jobs.get(number, Job(name))
+            _take_in(job, record)
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             continue
+        jobs[number] = job
     return list(jobs.values())
 
 
 def _take_in(job: Job, record: dict[str, Any]) -> None:
     at = datetime.fromisoformat(record["time"]).timestamp()
     if record["event"] == "submitted":
-        job.submitted, job.by, job.queue = at, record["by"], record["queue"]
-        job.scheduler, job.nodes, job.walltime_s = record["scheduler"], record["nodes"], record["walltime_s"]
+        by, queue = record["by"], record["queue"]
+        _take_in_request(job, record)
+        job.submitted, job.by, job.queue = at, by, queue
     elif record["event"] == "began":
-        job.scheduler, job.nodes, job.walltime_s = record["scheduler"], record["nodes"], record["walltime_s"]
-        job.tries.append(Try(at, at + record["left_s"], record["step"]))
+        begun = Try(at, at + float(record["left_s"]), int(record["step"]))
+        _take_in_request(job, record)
+        job.tries.append(begun)
     elif record["event"] == "ended" and job.tries:
         last = job.tries[-1]
-        last.ended, last.last_step, last.code, last.why = at, record["step"], record["code"], record["why"]
+        last.last_step, last.code, last.why = int(record["step"]), record["code"], str(record["why"])
+        last.ended = at
+
+
+def _take_in_request(job: Job, record: dict[str, Any]) -> None:
+    nodes, walltime_s = int(record["nodes"]), int(record["walltime_s"])
+    job.scheduler, job.nodes, job.walltime_s = str(record["scheduler"]), nodes, walltime_s
 
 
 def tries_since_submission(jobs: list[Job]) -> list[Try]:
