@@ -7,9 +7,10 @@ A checkpoint is a folder `step-N`:
     state.json      how far the run has come, the optimizer's numbers, the version of this format
     complete.json   size and SHA-256 of every file above; written last, so without it there is no checkpoint
 
-`tensors` knows the shards; `weights` and `optimizer` what goes into them; `completeness` when to trust a folder;
-`folders` which ones there are and which to keep; `store` saves and loads a run's, `load` hands out weights alone, and
-`shelf` looks at a run's from outside.
+`staging` copies what is to be saved so that training can go on, `writer` streams it into shards, `headers` believes
+those only where the files bear them out, and `tensors` fills tensors from them. `weights` and `optimizer` know what
+goes in; `state` reads the JSON beside; `completeness` when to trust a folder; `folders` which ones there are and which
+to keep. `store` saves and loads a run's, `load` hands out weights alone, and `shelf` looks at a run's from outside.
 """
 
 from polarlm.checkpoint.load import check_weights, load_model, load_weights
