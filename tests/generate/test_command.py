@@ -18,6 +18,7 @@ TOKENIZER = load_tokenizer("bytes")
 def run(tmp_path_factory):
     """(run folder with steps 1 and 2, {step: its model})."""
     folder = tmp_path_factory.mktemp("work") / "runs" / "tiny"
+    folder.mkdir(parents=True)
     shape = {"layers": 1, "hidden": 16, "heads": 2, "max_positions": 64, "init_std": 0.5}
     shape["vocab_size"] = TOKENIZER.vocab_size
     config = RunConfig.model_validate({"model": shape, "train": {"steps": 2}, "data": {"tokenizer": "bytes"}})

@@ -6,8 +6,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from parallel.reference import assert_same_run, plain_steps, rank_batches, run_config, train
 from polarlm.checkpoint import Checkpoints
-from polarlm.checkpoint.optimizer import fill_optimizer, take_optimizer
-from polarlm.checkpoint.tensors import write_tensors
+from polarlm.checkpoint.optimizer import fill_optimizer, record_of, take_optimizer
+from polarlm.checkpoint.tensors import local_part, write_tensors
 from polarlm.parallel import Engine
 from polarlm.train import build_optimizer, train_step
 from polarlm.train.host_adamw import HostAdamW
@@ -47,11 +47,11 @@ def test_a_checkpoint_fills_moments_on_the_host(tmp_path):
     optimizer = HostAdamW([{"params": list(model.parameters())}], lr=0.1, fused=True)
     model(torch.ones(1, 3)).sum().backward()
     optimizer.step()
-    arrays, record = take_optimizer(optimizer, model)
-    write_tensors(arrays, tmp_path)
+    arrays, numbers = take_optimizer(optimizer, model)
+    write_tensors(arrays, {name: local_part(each) for name, each in arrays.items()}, tmp_path)
     elsewhere = torch.nn.Linear(3, 2, device="meta")  # stands for an accelerator: state there would have no values
     resumed = HostAdamW([{"params": list(elsewhere.parameters())}], lr=0.2, fused=True)
-    fill_optimizer(resumed, elsewhere, tmp_path, record)
+    fill_optimizer(resumed, elsewhere, tmp_path, record_of([numbers]))
     for before, after in zip(model.parameters(), elsewhere.parameters(), strict=True):
         assert resumed.state[after].keys() == optimizer.state[before].keys() == {"step", "exp_avg", "exp_avg_sq"}
         for key, value in optimizer.state[before].items():

@@ -90,7 +90,7 @@ class Progress:
                 f"has {samples} and {samples * config.train.seq_len}; it is damaged, remove it"
             )
         if saved.config is not None:
-            check_same_run(run_of(saved.config, where), config)
+            _check_own(saved.config, config, where)
         scale = LossScale.of(config.train)
         if scale and saved.loss_scale:
             scale = LossScale(**saved.loss_scale.model_dump())
@@ -104,3 +104,11 @@ class Progress:
             scale,
             saved.skipped,
         )
+
+
+def _check_own(saved: Mapping[str, Any], config: RunConfig, where: Path) -> None:
+    run = run_of(saved, where)
+    try:
+        check_same_run(run, config)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
