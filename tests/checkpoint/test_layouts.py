@@ -55,6 +55,7 @@ class Trained:
         return [train_step(engine, self.optimizer, batch, clip=0.1).loss for batch in batches]
 
     def save(self, folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
         Checkpoints(folder, 1, self._world).save(2, self.engine.model, self.optimizer, PROGRESS)
 
     def load(self, folder):
