@@ -231,6 +231,7 @@ def test_l03_l05_a_script_brings_back_modules_python_and_variables(modules, monk
     monkeypatch.setenv("NCCL_ALGO", "Ring,Tree")
     monkeypatch.setenv("HF_HOME", "two words\nand 'lines' $HOME `id`")
     monkeypatch.setenv("SEQ_LEN", "32")
+    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH") or "/some/where")
     assert submit("run.yaml --site polaris --nodes 2 --walltime 01:00:00 --until-done --train.seq-len 64") == 0
     script = Path("runs/demo/job.sh").read_text().replace(os.environ["PYTHONPATH"], with_shown_job(modules))
     Path("shown.sh").write_text(script)

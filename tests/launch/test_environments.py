@@ -10,9 +10,9 @@ import sys
 import venv
 import zipfile
 from dataclasses import replace
+from importlib.metadata import distribution
 from pathlib import Path
 
-import pip
 import pytest
 
 from polarlm.config import UserError
@@ -43,8 +43,9 @@ def base(tmp_path_factory):
 
 def make_base(folder):
     venv.create(folder, with_pip=False, symlinks=True)
-    here = Path(pip.__file__).parents[1]
-    for part in ("pip", f"pip-{pip.__version__}.dist-info"):
+    pip = distribution("pip")  # imported, it would keep torch's compiler from setuptools in this process
+    here = Path(pip.locate_file(""))
+    for part in ("pip", f"pip-{pip.version}.dist-info"):
         (packages_of(folder) / part).symlink_to(here / part)
     return folder / "bin" / "python"
 

@@ -164,8 +164,9 @@ def _check_nothing_saved(checkpoints: Checkpoints) -> None:
     Raises:
         UserError: names them.
     """
-    world, run_folder = checkpoints.world, checkpoints.folder.parent
-    names = world.from_first([saved.folder.name for saved in saved_checkpoints(run_folder)] if world.is_first else [])
+    world, folder = checkpoints.world, checkpoints.folder
+    looks = world.is_first and folder.is_dir()
+    names = world.from_first([saved.folder.name for saved in saved_checkpoints(folder.parent)] if looks else [])
     if names:
         raise UserError(
             f"{checkpoints.folder}: none of the checkpoints there ({', '.join(names)}) is as it was written; bring one "
