@@ -97,14 +97,25 @@ def measure_on_a_rank(folder: Path, layers: int, rounds: int, port: int, rank: i
         optimizer.zero_grad()
         return model, optimizer
 
-    def both(action: Callable[[], object]) -> float:
-        """Seconds until both ranks are done."""
+    def remove(path: Path) -> None:
+        """Let its pages of the system's cache be the next ones to be filled: fresh ones cost a virtual machine dear."""
+        if world.is_first:
+            path.unlink()
+
+    def settle() -> None:
+        """What was written or deleted before is not to be waited for in what is measured next."""
+        if world.is_first:
+            os.sync()
         world.barrier()
+
+    def both(action: Callable[[], object]) -> float:
+        """Seconds until both ranks are done, from a disk at rest."""
+        settle()
         return seconds_of(lambda: (action(), world.barrier()))
 
     def alone(action: Callable[[], object]) -> float:
-        """Seconds of what the first rank does while the other waits."""
-        world.barrier()
+        """Seconds of what the first rank does while the other waits, from a disk at rest."""
+        settle()
         seconds = seconds_of(action) if world.is_first else 0.0
         world.barrier()
         return seconds
@@ -120,7 +131,9 @@ def measure_on_a_rank(folder: Path, layers: int, rounds: int, port: int, rank: i
         def take_round(step: int) -> dict[str, Any]:
             row: dict[str, Any] = {"bytes": size}
             row["plain write"] = alone(lambda: write_plainly(folder / "plain", size))
+            remove(folder / "plain")
             row["torch.save"] = alone(lambda: save_as_torch_does(folder / "whole.pt", whole))
+            remove(folder / "whole.pt")
             row["save"] = both(lambda: waiting.save(step, model, optimizer, {}))
             row["wait of a save in the background"] = both(lambda: behind.save(step, model, optimizer, {}))
             behind.wait()
