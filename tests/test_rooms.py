@@ -39,7 +39,6 @@ MAY_IMPORT: dict[str, set[str]] = {
 # These drive the training step itself, so whatever `train` stands on is theirs too.
 for driver in ("verify", "bench", "tune"):
     MAY_IMPORT[driver] |= MAY_IMPORT["train"]
-MAY_IMPORT["bench"] |= {"report"}
 MAY_IMPORT["cli"] = set(MAY_IMPORT)
 
 WITHOUT_TORCH = ("config", "launch", "plan", "data", "report")

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from polarlm.bench.table import length_name
 from polarlm.bench.trial import OOM, Row
-from polarlm.report import save_png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
-def draw_rows(rows: Sequence[Row], path: Path) -> None:
-    """Draw the rows into a PNG.
-
-    Raises:
-        UserError: it cannot be written.
-    """
+def draw_rows(rows: Sequence[Row]) -> Figure:
+    """Two panels over the length on logarithmic axes."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 6.4), dpi=150, layout="constrained")
@@ -41,7 +36,7 @@ def draw_rows(rows: Sequence[Row], path: Path) -> None:
             panel.set_yscale("log")
     if speed.get_legend_handles_labels()[0]:
         speed.legend(frameon=False)
-    save_png(figure, path)
+    return figure
 
 
 def _draw(panel: Axes, rows: Sequence[Row], name: str, scale: float) -> None:

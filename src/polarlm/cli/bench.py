@@ -139,9 +139,10 @@ def _find_longest(arguments: argparse.Namespace, layouts: "list[Layout]", task: 
 
 def _write(rows: "list[Row]", folder: Path) -> None:
     from polarlm.bench import as_markdown, draw_rows
+    from polarlm.report import save_png
 
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "sequence.json").write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n", encoding="utf-8")
     (folder / "sequence.md").write_text(as_markdown(rows) + "\n", encoding="utf-8")
-    draw_rows(rows, folder / "sequence.png")
+    save_png(draw_rows(rows), folder / "sequence.png")
     print(f"written: {folder}/sequence.json, sequence.md, sequence.png")
