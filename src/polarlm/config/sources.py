@@ -46,11 +46,19 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: Any, index: Any) -> Any:
         """A node with all below it, as far down as a run file goes."""
         self._depth += 1
-        if self._depth > _DEEPEST:
-            raise yaml.YAMLError(f"nested deeper than {_DEEPEST} levels")
+        self._check_depth(self._depth)
         node = super().compose_node(parent, index)
         self._depth -= 1
         return node
+
+    def fetch_flow_collection_start(self, token: Any) -> None:
+        """A `[` or `{`; refused here, since the scanner looks at every open one again at each token."""
+        self._check_depth(self.flow_level)
+        super().fetch_flow_collection_start(token)
+
+    def _check_depth(self, depth: int) -> None:
+        if depth > _DEEPEST:
+            raise yaml.YAMLError(f"nested deeper than {_DEEPEST} levels")
 
     def get_single_node(self) -> Any:
         """The document's root, or None; it is known by now how much its aliases stand for, and that no tag lies."""
