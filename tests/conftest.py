@@ -3,6 +3,7 @@ no presets of the person who runs them; and that tests for what a machine lacks 
 
 import os
 import shutil
+import signal
 from functools import partial
 
 import pytest
@@ -11,6 +12,8 @@ from cluster.provide import lacking_mpi, lacking_room, lacking_slurm
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before anything imports torch
 os.environ["XDG_CONFIG_HOME"] = os.devnull
+# Behind a shell's `&` or nohup it is ignored, by all that are started here too, and theirs is what some tests test.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # These install packages and start daemons, so they run only when they are asked for, as `make test-cluster` does.
 collect_ignore = ["cluster"]

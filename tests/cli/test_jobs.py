@@ -170,16 +170,19 @@ def test_a_followed_log_goes_on_in_the_next_jobs_and_ends_with_ctrl_c(here):
     os.utime(here / "logs" / "n1.0.log", (1, 1))
     command = [sys.executable, "-m", "polarlm", "logs", "demo", "-f"]
     following = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert following.stdout.readline() == "first\n"
-    with (here / "logs" / "n1.0.log").open("a") as file:
-        file.write("half of ")
-        file.flush()
-        time.sleep(0.7)
-        file.write("a line\n")
-    assert following.stdout.readline() == "half of a line\n"
-    log(here, "n2.0.log", "next job\n")
-    os.utime(here / "logs" / "n2.0.log", (time.time() + 5,) * 2)
-    assert following.stdout.readline() == "next job\n"
-    following.send_signal(signal.SIGINT)
-    assert following.wait(20) == 130
-    assert following.stderr.read() == ""
+    try:
+        assert following.stdout.readline() == "first\n"
+        with (here / "logs" / "n1.0.log").open("a") as file:
+            file.write("half of ")
+            file.flush()
+            time.sleep(0.7)
+            file.write("a line\n")
+        assert following.stdout.readline() == "half of a line\n"
+        log(here, "n2.0.log", "next job\n")
+        os.utime(here / "logs" / "n2.0.log", (time.time() + 5,) * 2)
+        assert following.stdout.readline() == "next job\n"
+        following.send_signal(signal.SIGINT)
+        assert following.wait(20) == 130
+        assert following.stderr.read() == ""
+    finally:
+        following.kill()
