@@ -5,7 +5,6 @@ import json
 import pytest
 
 from cluster.processes import eventually
-from cluster.room import NODES
 from cluster.runs import POLARLM, SLOWLY, metrics, said, train_here, wait_for_step, write_run
 from cluster.slurm import Job
 
@@ -31,21 +30,35 @@ def test_a_chain_goes_on_where_a_walltime_ended_a_job(slurm, tmp_path):
     assert metrics(run) == train_here(tmp_path / "here", steps, ranks=2)
 
 
-def test_a_job_whose_node_fails_goes_on_on_another(slurm, tmp_path):
-    steps = 40
+def test_a_job_that_is_signalled_and_then_loses_a_node_ends_as_if_undisturbed(slurm, tmp_path):
+    steps = 60  # 12 s of pauses, see slowly/
     run = write_run(tmp_path, steps, "checkpoint: {every: 4, keep_last: 2}\n")
     job = _submit(slurm, tmp_path, run, *WALLTIME)
     wait_for_step(job, run, 5)
+    slurm.run("scancel", "--signal=USR1", job.number)
+    assert job.wait() == "COMPLETED", said(run)
+    assert "asked to stop by SIG" in said(run)
+    assert "\x1b" not in said(run)  # no bar, which is for a terminal
+    last = metrics(run)[-1]["step"]
+    assert last < steps
+    assert (run / "checkpoints" / f"step-{last}" / "complete.json").exists()
 
-    slurm.run("scontrol", "update", f"nodename={NODES[1]}", "state=down", "reason=test")
+    slurm.wait_until_idle()  # a node that still tidies up would refuse the job
+    slurm.run("scontrol", "requeue", job.number)
+    job.start_now()
+    wait_for_step(job, run, last + 5)
+    lost = job.nodes()[1]
+    slurm.run("scontrol", "update", f"nodename={lost}", "state=down", "reason=test")
     try:
         job.start_now()
         assert job.wait() == "COMPLETED", said(run)
-        assert job.field("Restarts") == "1"
-        assert NODES[1] not in job.nodes()
+        assert job.field("Restarts") == "2"
+        assert lost not in job.nodes()
     finally:
-        slurm.resume(NODES[1])
-    assert _events(run, "ended")[-1]["why"] == "done"
+        slurm.resume(lost)
+    signalled, failed, ended = (event["why"] for event in _events(run, "ended"))
+    assert (signalled, failed in ("requeued", "cancelled"), ended) == ("cancelled", True, "done")
+    assert "waits" not in said(run)
     assert metrics(run) == train_here(tmp_path / "here", steps, ranks=2)
 
 

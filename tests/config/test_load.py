@@ -207,9 +207,9 @@ def test_wrong_values_stop_at_once_with_the_field_and_the_mend(case, tmp_path, c
     flags, words = WRONG[case]
     path = tmp_path / "run.yaml"
     path.write_text(RUN)
-    start = time.monotonic()
+    start = time.process_time()  # its own, whatever else the machine does
     code = main(["train", str(path), *flags])
-    assert time.monotonic() - start < 2
+    assert time.process_time() - start < 2
     message = capsys.readouterr().err
     assert code == 2
     assert "Traceback" not in message

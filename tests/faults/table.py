@@ -224,7 +224,7 @@ def job_on_another_host(run: SmallRun) -> str:
 
 
 def hung(run: SmallRun) -> str:
-    return ended(run, "--train.step-timeout", "6", fault={"act": "freeze", "rank": 1, "step": IN_STEP})
+    return ended(run, "--train.step-timeout", "12", fault={"act": "freeze", "rank": 1, "step": IN_STEP})
 
 
 def clock_jumps(run: SmallRun) -> str:

@@ -35,6 +35,9 @@ def ending(code, left_s, asked=None, step=5, steps=10):
         (ending(None, 1800), "crash"),
         (ending(1, 3), "crash"),  # a traceback in the last seconds is no walltime
         (ending(1, 200, asked="walltime"), "crash"),
+        (ending(1, 900, asked="cancelled"), "cancelled"),  # at saving, without the ranks of a node that failed
+        (ending(None, 900, asked="requeued"), "requeued"),
+        (ending(None, 0, asked="requeued"), "walltime"),
         (ending(138, 200, asked="walltime"), "walltime"),  # SIGUSR1 met a process that did not listen yet
     ],
 )

@@ -17,7 +17,7 @@ import pytest
 
 from polarlm.config import UserError
 from polarlm.launch import Site
-from polarlm.launch.nodes.environments import activation, create, describe_plan, plan_environment
+from polarlm.launch.nodes.environments import activation, create_environment, describe_plan, plan_environment
 
 SITE = Site("arctic", modules=("use /soft/modulefiles", "load conda"))
 
@@ -89,7 +89,7 @@ def plan(tmp_path, base, package, environment=None, site=None):
 
 def test_the_sites_torch_is_the_environments(base, wheel, tmp_path):
     planned = plan(tmp_path, base, wheel())
-    folder = create(planned)
+    folder = create_environment(planned)
     assert folder.parent == tmp_path / "venvs" / "arctic"
     assert (folder / "constraints.txt").read_text() == "torch==2.11.0+site\n"
     code = "import tiny, torch; print(tiny.__file__, torch.__file__)"
@@ -106,7 +106,7 @@ def test_the_sites_torch_is_the_environments(base, wheel, tmp_path):
 def test_a_second_one_of_a_day_gets_a_number(base, wheel, tmp_path):
     planned = plan(tmp_path, base, wheel())
     planned.folder.mkdir(parents=True)
-    assert create(planned).name == f"{planned.folder.name}-2"
+    assert create_environment(planned).name == f"{planned.folder.name}-2"
     assert list(planned.folder.iterdir()) == []
 
 
@@ -114,13 +114,13 @@ def test_what_wants_another_torch_is_refused_and_nothing_left(base, wheel, tmp_p
     wheel("", name="torch", version="99", torch="__version__ = '99'\n")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))  # pip could have it
     with pytest.raises(UserError, match=r"pip .* failed, and says: .*conflict"):
-        create(plan(tmp_path, base, wheel("torch==99")))
+        create_environment(plan(tmp_path, base, wheel("torch==99")))
     assert list((tmp_path / "venvs" / "arctic").iterdir()) == []
 
 
 def test_a_torch_that_comes_in_by_another_name_is_seen(base, wheel, tmp_path):
     with pytest.raises(UserError, match=r"would import torch 6.6.6 from .* instead of the base's 2.11.0\+site"):
-        create(plan(tmp_path, base, wheel(torch="__version__ = '6.6.6'\n")))
+        create_environment(plan(tmp_path, base, wheel(torch="__version__ = '6.6.6'\n")))
     assert list((tmp_path / "venvs" / "arctic").iterdir()) == []
 
 

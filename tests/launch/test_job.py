@@ -231,15 +231,20 @@ def test_l26_a_job_that_was_killed_is_judged_by_the_next_one(silent_s, why, run_
     assert f"job 16, before: {said}" in capfd.readouterr().out
 
 
-def test_a_requeued_job_goes_on_as_another_try(run_folder, monkeypatch):
+def test_a_requeued_job_goes_on_at_once_as_another_try(run_folder, monkeypatch, capfd):
+    """Killed before it could say how it ended, and after it had: on other nodes, nothing has to be waited for."""
     what = {"1": {"kill_at": 25}}
     request = {"scheduler": "slurm", "nodes": 2, "walltime_s": 600}
     write_job_event(run_folder, "began", "17", time.time() - 100, **request, left_s=600, step=0)
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    assert run_job(assignment(run_folder, what)) == 137
-    assert run_job(assignment(run_folder)) == 0
+    assert run_job(assignment(run_folder, what, retry_wait_s=600)) == 137
+    assert run_job(assignment(run_folder, is_chain=True, retry_wait_s=500)) == 0
     lost, killed, last = tries(run_folder)
-    assert (lost.why, killed.first_step, killed.last_step, killed.why) == ("crash", 0, 20, "crash")
+    assert (lost.why, killed.first_step, killed.last_step, killed.why) == ("requeued", 0, 20, "crash")
+    assert last.began - killed.ended < 500
+    said = capfd.readouterr().out
+    assert "job 17, before: ended by the scheduler, which has started the job again (killed, " in said
+    assert "waits" not in said
     assert (last.first_step, last.why) == (20, "done")
     events = [json.loads(line) for line in (run_folder / "jobs.jsonl").read_text().splitlines()]
     assert [event["restarts"] for event in events if event["event"] == "began" and "restarts" in event] == [1, 1]

@@ -218,7 +218,7 @@ def test_a_node_that_dies_or_never_calls_keeps_nobody(spread, monkeypatch):
     monkeypatch.setattr(stage_node, "_put", put)
     start = time.monotonic()
     outcomes = spread(["n1", "n2"], hosts=3)
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < 50
     assert outcomes["n1"].complaint == ""
     assert "the connection" in outcomes["n2"].complaint
 

@@ -4,35 +4,58 @@
 environment variables and flags, and stops with one line a fault before anything starts.
 """
 
+from typing import TYPE_CHECKING
+
 from polarlm.config.errors import UserError, one_line
-from polarlm.config.files import Record, check_inside, leads_outside, names_file, parse_json, read_bytes, read_json
-from polarlm.config.layout import default_name
-from polarlm.config.load import (
-    LoadedRun,
-    check_preset,
-    dump_run,
-    field_paths,
-    load_run,
-    load_run_folder,
-    run_of,
-    with_tokenizer,
-)
-from polarlm.config.model import ModelConfig, RopeScaling
-from polarlm.config.placement import Place, places, samples_at, stages_at, tokens_at
-from polarlm.config.presets import PRESETS, known_presets
-from polarlm.config.resume import check_same_run
-from polarlm.config.run import (
-    CheckpointConfig,
-    DataConfig,
-    LogConfig,
-    LossScaleConfig,
-    OptimizerConfig,
-    ParallelConfig,
-    RunConfig,
-    ScheduleConfig,
-    TrainConfig,
-)
-from polarlm.config.stages import SPLIT_BACKWARD, Stage, pipeline_stages
+from polarlm.config.files import check_inside, leads_outside, names_file, parse_json, read_bytes, read_json
+from polarlm.config.later import later
+
+if TYPE_CHECKING:
+    from polarlm.config.layout import default_name
+    from polarlm.config.load import (
+        LoadedRun,
+        check_preset,
+        dump_run,
+        field_paths,
+        load_run,
+        load_run_folder,
+        run_of,
+        with_tokenizer,
+    )
+    from polarlm.config.model import ModelConfig, RopeScaling
+    from polarlm.config.placement import Place, places, samples_at, stages_at, tokens_at
+    from polarlm.config.presets import PRESETS, known_presets
+    from polarlm.config.record import Record
+    from polarlm.config.resume import check_same_run
+    from polarlm.config.run import (
+        CheckpointConfig,
+        DataConfig,
+        LogConfig,
+        LossScaleConfig,
+        OptimizerConfig,
+        ParallelConfig,
+        RunConfig,
+        ScheduleConfig,
+        TrainConfig,
+    )
+    from polarlm.config.stages import SPLIT_BACKWARD, Stage, pipeline_stages
+else:
+    # These bring the libraries of validation with them.
+    __getattr__ = later(
+        __name__,
+        {
+            "layout": "default_name",
+            "load": "LoadedRun check_preset dump_run field_paths load_run load_run_folder run_of with_tokenizer",
+            "model": "ModelConfig RopeScaling",
+            "placement": "Place places samples_at stages_at tokens_at",
+            "presets": "PRESETS known_presets",
+            "record": "Record",
+            "resume": "check_same_run",
+            "run": "CheckpointConfig DataConfig LogConfig LossScaleConfig OptimizerConfig ParallelConfig RunConfig "
+            "ScheduleConfig TrainConfig",
+            "stages": "SPLIT_BACKWARD Stage pipeline_stages",
+        },
+    )
 
 __all__ = [
     "PRESETS",

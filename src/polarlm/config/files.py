@@ -12,25 +12,20 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
-
-from pydantic import BaseModel, ConfigDict, ValidationError
+from typing import TYPE_CHECKING, Any
 
 from polarlm.config.errors import UserError
+
+if TYPE_CHECKING:
+    from polarlm.config.record import Record
 
 MOST_JSON_BYTES = 2**24  # twice what the mark of a checkpoint by 20,000 ranks takes
 _DEEPEST = 64
 _LARGEST = 2**63  # beyond it, no array holds a number
 
 
-class Record(BaseModel):
-    """What a JSON file holds, by its types; keys beside those declared are left alone."""
-
-    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False, frozen=True)
-
-
 def read_json(
-    path: Path, like: type[Record] | None = None, *, what: str, mend: str, most_bytes: int = MOST_JSON_BYTES
+    path: Path, like: "type[Record] | None" = None, *, what: str, mend: str, most_bytes: int = MOST_JSON_BYTES
 ) -> Any:
     """The value in a JSON file.
 
@@ -46,9 +41,7 @@ def read_json(
     try:
         value = parse_json(read_bytes(path, most_bytes))
         if like is not None:
-            like.model_validate(value)
-    except ValidationError as error:
-        raise UserError(f"{path}: is not {what} ({_describe(error)}); {mend}") from None
+            like.check(value)
     except ValueError as error:
         raise UserError(f"{path}: is not {what} ({error}); {mend}") from None
     return value
@@ -149,10 +142,3 @@ def _check_depth(value: Any) -> None:
         if not level:
             return
     raise ValueError("it is nested too deep")
-
-
-def _describe(error: ValidationError) -> str:
-    fault = error.errors(include_input=False, include_url=False)[0]
-    where = ".".join(map(str, fault["loc"]))
-    message = fault["msg"].removeprefix("Value error, ").replace("Input should", "should")
-    return f"`{where}` {message}" if where else f"the whole {message}"

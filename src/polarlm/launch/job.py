@@ -19,7 +19,7 @@ from typing import IO, Any
 from polarlm.config import UserError, load_run_folder
 from polarlm.launch.jobs.chain import Ending, describe_ending, reason_to_end, why_ended
 from polarlm.launch.jobs.lead import lead_time
-from polarlm.launch.jobs.record import Try, read_jobs, saved_step, tries_since_submission, write_job_event
+from polarlm.launch.jobs.record import read_jobs, saved_step, tries_since_submission, write_job_event
 from polarlm.launch.jobs.schedulers import BATCH_SCHEDULERS, clock
 from polarlm.launch.start.process import end_group
 from polarlm.launch.start.watcher import caught_signals, guarded
@@ -67,20 +67,23 @@ def run_job(job: Assignment) -> int:
     """Try until the run is done, the walltime is over or another try makes no sense; return the job's exit code."""
     steps = load_run_folder(job.folder).train.steps
     assert steps is not None, "a run folder's configuration is resolved"
-    _settle_lost_try(job.folder, steps)
+    _settle_lost_tries(job, steps)
+    # Of a try in this very job: nodes that a scheduler hands out, or hands out again, are free.
+    crashed_at: float | None = None
     with caught_signals() as arrived, guarded() as guard_input:
         while True:
             tries, step = tries_since_submission(read_jobs(job.folder)), saved_step(job.folder)
             if over := reason_to_end(tries, step, steps, (job.folder / "stop").exists()):
                 _say(job, over[0])
                 return over[1]
-            if not _wait_for_release(job, tries, arrived):
+            if crashed_at is not None and not _wait_for_release(job, crashed_at, step, arrived):
                 _say(job, "asked to end before it could try again")
                 return 0
             ending, has_next = _try(job, step, steps, arrived, guard_input)
             why = why_ended(ending)
             can_retry = job.left_s > lead_time(job.folder, job.walltime_s) + job.retry_wait_s
             if job.is_chain and why == "crash" and can_retry:
+                crashed_at = time.time()
                 continue
             if why in ("walltime", "crash") and not has_next:
                 _submit_next(job)
@@ -135,14 +138,10 @@ def _asked_by(arrived: deque[int]) -> str | None:
     return "walltime" if numbers == {signal.SIGUSR1} else "cancelled"
 
 
-def _wait_for_release(job: Assignment, tries: list[Try], arrived: deque[int]) -> bool:
-    """Wait until the last try's network resources are free, if it crashed; False when a signal came meanwhile."""
-    last = tries[-1] if tries else None
-    if last is None or last.ended is None or last.why != "crash":
-        return True
-    until = last.ended + job.retry_wait_s
-    if (wait := until - time.time()) > 0:
-        _say(job, f"waits {wait:.0f} s for what the crashed try held, then tries again from step {last.last_step}")
+def _wait_for_release(job: Assignment, crashed_at: float, step: int, arrived: deque[int]) -> bool:
+    """Wait until the network resources of the try that crashed are free; False when a signal came meanwhile."""
+    until = crashed_at + job.retry_wait_s
+    _say(job, f"waits {job.retry_wait_s:.0f} s for what the crashed try held, then tries again from step {step}")
     while time.time() < until and not arrived:
         time.sleep(POLL_S)
     return not arrived
@@ -163,20 +162,26 @@ def _submit_next(job: Assignment) -> bool:
     return True
 
 
-def _settle_lost_try(folder: Path, steps: int) -> None:
-    """Write down how a try ended whose job was killed too fast to do so, by the run's last sign of life."""
-    for job in read_jobs(folder):
-        if not job.tries or job.tries[-1].ended is not None:
+def _settle_lost_tries(job: Assignment, steps: int) -> None:
+    """Write down how a try ended whose job was killed too fast to do so, by the run's last sign of life.
+
+    One of this same job was ended by the scheduler, which requeued the job, as after a node's failure: its script
+    starts once each time. (Slurm counts these in SLURM_RESTART_COUNT, PBS tells its jobs nothing.)
+    """
+    folder = job.folder
+    for before in read_jobs(folder):
+        if not before.tries or before.tries[-1].ended is not None:
             continue
-        lost = job.tries[-1]
+        lost = before.tries[-1]
         signs = [path.stat().st_mtime for path in (folder / "metrics.jsonl", folder / "events.jsonl") if path.exists()]
         last_sign = min(max([lost.began, *signs]), lost.ends_at)
         # The run was silent at the most for as long as it would have needed to save.
         left_s = lost.ends_at - last_sign
-        left_s = 0.0 if left_s <= lead_time(folder, job.walltime_s) else left_s
-        ending = Ending(None, None, left_s, job.walltime_s, saved_step(folder), steps)
-        _write_ending(folder, job.id, ending, last_sign)
-        print(f"job {job.id}, before: {describe_ending(ending)}", flush=True)
+        left_s = 0.0 if left_s <= lead_time(folder, before.walltime_s) else left_s
+        asked = "requeued" if before.id == job.job else None
+        ending = Ending(None, asked, left_s, before.walltime_s, saved_step(folder), steps)
+        _write_ending(folder, before.id, ending, last_sign)
+        print(f"job {before.id}, before: {describe_ending(ending)}", flush=True)
 
 
 def _write_ending(folder: Path, job: str, ending: Ending, at: float) -> None:

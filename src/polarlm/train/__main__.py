@@ -15,6 +15,7 @@ from polarlm.parallel import join_world
 from polarlm.train.loop import fit
 from polarlm.train.run import open_run
 from polarlm.train.watch import AfterSave
+from polarlm.train.watchdog import Watchdog
 
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)  # what the disk says, and no fault of ours
 
@@ -25,16 +26,20 @@ def main(after_save: AfterSave | None = None) -> int:
     folder = Path(sys.argv[1])
     listen_fd = os.environ.get(LISTEN_FD)
     try:
-        place = meet(rank_from(os.environ) or Rank(0, 1, 0, 1, None, None), os.environ)
-        with join_world(
-            place.rank,
-            place.world,
-            place.local_rank,
-            place.master_addr or "127.0.0.1",
-            place.master_port or 0,
-            int(listen_fd) if listen_fd else None,
-        ) as world:
-            fit(open_run(folder, load_run_folder(folder), world), after_save)
+        config = load_run_folder(folder)
+        # Meeting and loading may hang too, so the time runs from here to the first step, where `fit` starts it anew.
+        with Watchdog(config.train.step_timeout) as watchdog:
+            watchdog.begin()
+            place = meet(rank_from(os.environ) or Rank(0, 1, 0, 1, None, None), os.environ)
+            with join_world(
+                place.rank,
+                place.world,
+                place.local_rank,
+                place.master_addr or "127.0.0.1",
+                place.master_port or 0,
+                int(listen_fd) if listen_fd else None,
+            ) as world:
+                fit(open_run(folder, config, world), after_save)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 2

@@ -5,7 +5,7 @@ import sys
 
 
 class Watchdog:
-    """Ends this process when a step, an evaluation or a save takes too long, with all its stacks in the rank's log.
+    """Ends this process when the start, a step, an evaluation or a save takes too long, its stacks in the rank's log.
 
     The timer is the interpreter's own and needs no Python to run, so that it sees a rank that waits inside a collective
     too. The launcher gathers from the logs which ranks were where.

@@ -19,7 +19,8 @@ class Ending:
 
     Attributes:
         code: the training's exit code; None where the job was killed before it could say.
-        asked: why this job had asked it to stop: walltime, stop file, cancelled; None where it had not.
+        asked: why it was to stop: walltime, stop file, cancelled; requeued where the scheduler started the job anew;
+            None where nobody had asked.
         left_s: what was left of the walltime.
     """
 
@@ -32,7 +33,7 @@ class Ending:
 
 
 def why_ended(ending: Ending) -> str:
-    """done, stop file, walltime, cancelled, mistake (a user's, code 2), or crash.
+    """done, stop file, walltime, cancelled, requeued, mistake (a user's, code 2), or crash.
 
     A walltime's end and a crash look alike by their codes: ranks die of signals in both. The time that was left tells
     them apart.
@@ -46,8 +47,9 @@ def why_ended(ending: Ending) -> str:
     died_of_signal = ending.code is None or ending.code > 128
     if died_of_signal and is_late:
         return "walltime"
-    # A signal that meets a rank before it listens ends it; that is what was asked for.
-    return asked if asked and died_of_signal else "crash"
+    # A signal that meets a rank before it listens ends it; that is what was asked for. Where a scheduler ends a job
+    # whose node has failed, the ranks that are left fail at saving.
+    return asked if asked and (died_of_signal or asked == "cancelled") else "crash"
 
 
 def describe_ending(ending: Ending) -> str:
@@ -61,7 +63,8 @@ def describe_ending(ending: Ending) -> str:
         "done": saved,
         "stop file": f"ended by the stop file: {saved}",
         "walltime": f"ended by the walltime ({code}, {left}): {saved}",
-        "cancelled": f"ended by a signal from outside, not by the walltime ({left}): {saved}",
+        "cancelled": f"ended by a signal from outside, not by the walltime ({code}, {left}): {saved}",
+        "requeued": f"ended by the scheduler, which has started the job again ({code}, {left}): {saved}",
         "mistake": f"a mistake that another try would repeat (exit code 2, {left}): {saved}",
         "crash": f"crashed, which was not the walltime ({code}, {left}): {saved}",
     }[why_ended(ending)]

@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from polarlm.config import UserError, load_run_folder
+from polarlm.config import UserError
 from polarlm.launch.jobs.record import Job, Try, read_jobs, saved_step
 from polarlm.launch.jobs.schedulers import BATCH_SCHEDULERS, clock
 
@@ -84,6 +84,8 @@ def _steps(job: Job, folder: Path) -> str:
 
 
 def _progress(folder: Path) -> str:
+    from polarlm.config import load_run_folder  # and with it the libraries that starting ranks does without
+
     saved = saved_step(folder)
     try:
         return f"{saved} of {load_run_folder(folder).train.steps} steps saved"

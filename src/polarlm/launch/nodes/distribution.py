@@ -109,8 +109,7 @@ class Distribution:
     @contextlib.contextmanager
     def _source(self, host: str, broken: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
         """(who feeds this host, what to tell it); nobody where it is to make the file. Waits until there is a way."""
-        name = self._take(host, broken)
-        feeder = self._feeders.get(name)
+        name, feeder = self._take(host, broken)
         try:
             yield name, {"do": "fetch", "address": feeder.address, "port": feeder.port} if feeder else {"do": "make"}
         finally:
@@ -119,7 +118,7 @@ class Distribution:
                     feeder.busy -= 1
                     self._change.notify()
 
-    def _take(self, host: str, broken: list[str]) -> str:
+    def _take(self, host: str, broken: list[str]) -> tuple[str, _Feeder | None]:
         """A feeder with a hand free, rather not one that broke off before; or nobody.
 
         Raises:
@@ -130,13 +129,14 @@ class Distribution:
                 free = {name: feeder.busy for name, feeder in self._feeders.items() if feeder.busy < HANDS}
                 if free:
                     name = min(free, key=lambda each: (each in broken, free[each]))
-                    self._feeders[name].busy += 1
-                    return name
+                    feeder = self._feeders[name]
+                    feeder.busy += 1
+                    return name, feeder
                 if not self._feeders and len(self._not_made) >= MOST_TRIES:
                     raise _NoWay(f"no node could make it: {self._not_made[-1]}")
                 if not self._feeders and self._maker is None:
                     self._maker = host
-                    return ""
+                    return "", None
                 self._change.wait()
 
     def _could_not_make(self, complaint: str) -> None:

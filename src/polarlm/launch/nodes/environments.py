@@ -19,7 +19,7 @@ import polarlm
 from polarlm.config import UserError
 from polarlm.launch.machines.sites import Site
 
-__all__ = ["Plan", "create", "describe_plan", "plan_environment"]
+__all__ = ["Plan", "create_environment", "describe_plan", "plan_environment"]
 
 # What belongs to a site's torch, or is built against it.
 _KEPT = (
@@ -43,7 +43,7 @@ class Plan:
     """What will be made.
 
     Attributes:
-        folder: of the environment; made by `create`, with a number behind where it is there by then.
+        folder: of the environment; made by `create_environment`, with a number behind where it is there by then.
         base: the Python it stands on.
         package: what pip installs.
         constraints: packages of the base, and the versions that pip must leave.
@@ -106,7 +106,7 @@ def plan_environment(
     )
 
 
-def create(plan: Plan) -> Path:
+def create_environment(plan: Plan) -> Path:
     """Make it, whole or not at all; returns its folder.
 
     Raises:

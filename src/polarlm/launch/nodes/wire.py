@@ -57,8 +57,12 @@ class Wire:
         return json.loads(line)
 
     def send_file(self, path: Path) -> None:
-        """Send a whole file, its length first."""
-        with path.open("rb") as file, self._as_wire_error():
+        """Send a whole file, its length first.
+
+        Raises:
+            WireError: the other side is gone; or the file is, as where this side is about to end.
+        """
+        with self._as_wire_error(), path.open("rb") as file:
             self.send({"bytes": os.fstat(file.fileno()).st_size})
             self._socket.sendfile(file)
 
