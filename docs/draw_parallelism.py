@@ -143,7 +143,36 @@ def ulysses(ranks: int = 4) -> Figure:
     return figure
 
 
+def hybrid() -> Figure:
+    """Heads down, sequence across, on two nodes of two ranks: who holds what, and whom each rank talks to."""
+    figure, (before, within, talk) = panels(3, 8, 2.1)
+    chunks = [0, 2, 3, 1]  # of four: the first ring rank, ranks 0 and 1, has the outer ones
+    for head in range(4):
+        for place, owner in enumerate(chunks):
+            box(before, place, head, 1, 1, RANKS[owner])
+            box(within, place, head, 1, 1, RANKS[2 * (owner // 2) + head // 2])
+        for panel in (before, within):
+            panel.text(-0.1, head + 0.5, f"head {head}", ha="right", va="center", fontsize=6, color=INK)
+    frame(before, 5, 4, "projections: a part of the sequence")
+    frame(within, 5, 4, "after the exchange: a part of the heads")
+    for panel in (before, within):
+        panel.set_xlim(-1)
+    both_ways, on = {"arrowstyle": "<->", "color": INK}, {"arrowstyle": "<->", "color": INK, "linestyle": "--"}
+    for rank in range(4):
+        node, seat = divmod(rank, 2)
+        box(talk, 3 * node, 1.6 * seat + 0.4, 1.4, 0.9, RANKS[rank], f"rank {rank}")
+        if node == 0:
+            talk.annotate("", (3, 1.6 * seat + 0.85), (1.4, 1.6 * seat + 0.85), arrowprops=on)
+            talk.text(2.2, 1.6 * seat + 0.7, "ring", ha="center", fontsize=6, color=INK)
+        if seat == 0:
+            talk.annotate("", (3 * node + 0.7, 2), (3 * node + 0.7, 1.3), arrowprops=both_ways)
+            talk.text(3 * node + 0.8, 1.7, "all to all", va="center", fontsize=6, color=INK)
+            talk.text(3 * node + 0.7, 0.25, f"node {node}", ha="center", fontsize=6, color=INK)
+    frame(talk, 4.6, 4, "neighbours exchange, nodes make rings")
+    return figure
+
+
 if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)
-    for draw in (data, tensor, pipeline, ring, ulysses):
+    for draw in (data, tensor, pipeline, ring, ulysses, hybrid):
         draw().savefig(FOLDER / f"{draw.__name__}.png")

@@ -32,7 +32,11 @@ LAYOUTS = {
     "interleaved": (2, 2, "--parallel.pipeline 2 --parallel.pipeline-schedule interleaved1f1b"),
     "zero 3 x tensor 2 x 1f1b": (8, 2, "--parallel.zero-stage 3 --parallel.tensor 2 --parallel.pipeline 2"),
     "ring": (2, 8, "--parallel.context 2"),
-    "ulysses": (2, 8, "--parallel.context 2 --parallel.context-method ulysses"),
+    "hybrid of ring and ulysses": (
+        4,
+        8,
+        "--parallel.context 4 --parallel.context-method hybrid --parallel.context-ulysses 2",
+    ),
 }
 PROGRESS = {"step": 2, "samples": 16, "tokens": 256}
 

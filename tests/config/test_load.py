@@ -5,7 +5,7 @@ import time
 import pytest
 
 from polarlm.cli import main
-from polarlm.config import ModelConfig, UserError, check_same_run, dump_run, load_run, load_run_folder
+from polarlm.config import ModelConfig, UserError, check_same_run, default_name, dump_run, load_run, load_run_folder
 
 RUN = """\
 name: demo
@@ -18,13 +18,16 @@ parallel: {ranks: 2}
 """
 
 
+HYBRID = ["--parallel.ranks", "8", "--parallel.context-method", "hybrid", "--parallel.context"]
+
+
 @pytest.fixture
 def load(tmp_path):
     path = tmp_path / "run.yaml"
 
-    def load(*flags, text=RUN, environment=None, devices=1):
+    def load(*flags, text=RUN, environment=None, **here):
         path.write_text(text)
-        return load_run(path, environment=environment or {}, flags=flags, devices=devices)
+        return load_run(path, environment=environment or {}, flags=flags, **here)
 
     return load
 
@@ -128,6 +131,14 @@ WRONG = {  # what the user gives -> words that the message must hold
         ["--parallel.context", "3", "--parallel.ranks", "3"],
         ["parallel.context", "64", "6"],
     ),
+    "context and tensor do not divide the sequence": (
+        "--parallel.context 2 --parallel.tensor 2 --parallel.ranks 4 --train.seq-len 6".split(),
+        ["parallel.context", "seq_len 6", "multiple of 4", "context 2 x tensor 2", "4 or 8"],
+    ),
+    "tensor does not divide the sequence": (
+        ["--parallel.tensor", "4", "--parallel.ranks", "4", "--train.seq-len", "6"],
+        ["parallel.tensor", "seq_len 6", "multiple of 4", "4 or 8"],
+    ),
     "world is no multiple": (["--parallel.tensor", "4"], ["parallel.ranks", "2", "tensor 4", "nearest allowed: 4"]),
     "a scale that rounds": (["--train.loss-scale.initial", "1000"], ["loss_scale.initial", "power of two", "1024"]),
     "more stages than layers": (
@@ -180,6 +191,26 @@ WRONG = {  # what the user gives -> words that the message must hold
         ["parallel.context", "16", "40 query", "allowed: 1, 2, 4, 8, 40"],
     ),
     "ring drops no attention": (["--parallel.context", "2", "--model.dropout", "0.1"], ["model.dropout", "ulysses"]),
+    "hybrid drops no attention": (
+        [*HYBRID, "4", "--parallel.context-ulysses", "2", "--model.dropout", "0.1"],
+        ["model.dropout", "ulysses"],
+    ),
+    "hybrid needs heads": (
+        [*HYBRID, "8", "--parallel.context-ulysses", "8"],
+        ["parallel.context_ulysses", "8 ranks", "4 query", "allowed: 1, 2, 4;"],
+    ),
+    "hybrid that does not divide": (
+        [*HYBRID, "8", "--parallel.context-ulysses", "3"],
+        ["parallel.context_ulysses", "context 8", "3", "nearest allowed: 2"],
+    ),
+    "hybrid that does not divide the sequence": (
+        [*HYBRID, "8", "--parallel.context-ulysses", "1", "--train.seq-len", "40"],
+        ["parallel.context", "seq_len 40", "multiple of 16", "32 or 48"],
+    ),
+    "a degree of hybrid alone": (
+        ["--parallel.context", "2", "--parallel.context-ulysses", "2"],
+        ["parallel.context_ulysses", "for parallel.context_method hybrid, not ring", "leave it out"],
+    ),
     "no such stage": (["--parallel.zero-stage", "4"], ["parallel.zero_stage", "4"]),
     "group that does not divide": (["--parallel.hybrid", "3"], ["parallel.hybrid", "2", "3", "nearest allowed: 2"]),
     "muon in host memory": (
@@ -257,6 +288,34 @@ def test_the_decks_variables(load):
     assert load(environment={"SP_TYPE": "megatron"}).config.parallel.tensor == 2
     ulysses = load(environment={"SP_TYPE": "ds"}).config.parallel
     assert (ulysses.context, ulysses.context_method, ulysses.tensor) == (2, "ulysses", 1)
+
+
+@pytest.mark.parametrize(
+    ("flags", "devices", "nodes", "degree"),
+    [
+        ("--parallel.context 8", 8, 2, 4),  # a node's
+        ("--parallel.context 8 --model.kv-heads 2", 8, 1, 4),  # no more than heads
+        ("--parallel.context 4 --parallel.tensor 2", 8, 2, 2),  # tensor ranks stand between
+        ("--parallel.context 8", 24, 4, 2),  # a node of 6 holds no second four
+        ("--parallel.context 2 --parallel.ranks 4", 1, 1, 2),  # no more than there are
+        ("--parallel.context 1", 8, 2, 1),
+        ("--parallel.context 8 --parallel.context-ulysses 1", 8, 2, 1),
+    ],
+)
+def test_a_hybrid_shares_heads_within_a_node_as_far_as_they_go(load, flags, devices, nodes, degree):
+    text = RUN.replace("parallel: {ranks: 2}", "parallel: {context_method: hybrid}")
+    config = load(*flags.split(), text=text, devices=devices, nodes=nodes).config
+    parallel = config.parallel
+    assert (parallel.context_ulysses, parallel.ulysses, parallel.ring) == (degree, degree, parallel.context // degree)
+    assert (f"-cp{parallel.context}-ulysses{degree}" in default_name(config)) == (degree > 1)
+
+
+def test_a_resumed_hybrid_may_become_a_ring(load):
+    hybrid = load("--parallel.context", "2", "--parallel.context-method", "hybrid").config
+    changed = load("--parallel.context-method", "ring", text=dump_run(hybrid))
+    check_same_run(hybrid, changed.config)
+    assert (changed.config.parallel.ring, changed.config.parallel.context_ulysses) == (2, None)
+    assert "context_ulysses" in " ".join(changed.notes)
 
 
 def test_a_resumed_run_keeps_what_decides_its_result(load):

@@ -14,6 +14,7 @@ from ranks import run_ranks
 SEQ, VOCAB = 16, 61
 TENSOR, RING = ["--parallel.tensor", "2"], ["--parallel.context", "2"]
 ULYSSES = [*RING, "--parallel.context-method", "ulysses"]
+HYBRID = ["--parallel.context", "4", "--parallel.context-method", "hybrid", "--parallel.context-ulysses", "2"]
 
 
 def _config(ranks, *flags):
@@ -92,7 +93,9 @@ def test_a_batch_cut_in_any_way_has_the_same_gradients():
         _assert_same(result, expected)
 
 
-@pytest.mark.parametrize("flags", [RING, ULYSSES, ["--parallel.context", "4"], [*ULYSSES[:1], "4", *ULYSSES[2:]]])
+@pytest.mark.parametrize(
+    "flags", [RING, ULYSSES, ["--parallel.context", "4"], [*ULYSSES[:1], "4", *ULYSSES[2:]], HYBRID]
+)
 def test_sequence_shards_divide_by_the_whole_sequences_tokens(flags):
     """B21: some tokens trained, and one a sequence, of which all ranks but one have none."""
     some, one = np.random.default_rng(3).random((2, SEQ)) < 0.4, np.arange(SEQ)[None].repeat(2, 0) == 13

@@ -7,6 +7,7 @@ from parallel.reference import DOCUMENTS, assert_close, assert_same_run, global_
 from ranks import run_ranks
 
 ULYSSES, RING = ("--parallel.context-method", "ulysses"), ("--parallel.context-method", "ring")
+HYBRID = ("--parallel.context-method", "hybrid", "--parallel.context-ulysses")
 LAYOUTS = {
     "alone": (1, []),
     "zero 3 x2": (2, ["--parallel.zero-stage", "3"]),
@@ -15,6 +16,8 @@ LAYOUTS = {
     "ulysses 2 x zero 3": (4, ["--parallel.context", "2", *ULYSSES, "--parallel.zero-stage", "3"]),
     "ring 2": (2, ["--parallel.context", "2", *RING]),
     "ring 4": (4, ["--parallel.context", "4", *RING]),
+    "hybrid 2 x 2": (4, ["--parallel.context", "4", *HYBRID, "2"]),
+    "hybrid 2 x 4, zero 3": (8, ["--parallel.context", "8", *HYBRID, "4", "--parallel.zero-stage", "3"]),
     "ring 2 x tensor 2": (4, ["--parallel.context", "2", *RING, "--parallel.tensor", "2"]),
 }
 

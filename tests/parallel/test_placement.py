@@ -16,6 +16,9 @@ LAYOUTS = [
     "--parallel.ranks 8 --parallel.tensor 2 --parallel.context 2 --parallel.zero-stage 3",
     "--parallel.ranks 8 --parallel.pipeline 2 --parallel.pipeline-schedule zbvzerobubble --parallel.context 2 "
     "--parallel.context-method ulysses --parallel.zero-stage 1",
+    "--parallel.ranks 8 --parallel.tensor 2 --parallel.context 4 --parallel.context-method hybrid "
+    "--parallel.context-ulysses 2 --parallel.zero-stage 3",
+    "--parallel.ranks 8 --parallel.context 8 --parallel.context-method hybrid --parallel.context-ulysses 4",
     "--parallel.ranks 8 --parallel.zero-stage 2 --parallel.hybrid 2 --parallel.tensor 2",
     "--parallel.ranks 4 --parallel.pipeline 2 --parallel.pipeline-schedule interleaved1f1b --parallel.tensor 2",
     "--parallel.ranks 2",

@@ -37,6 +37,10 @@ LAYOUTS = {  # ranks and flags of a layout
         4,
         ["--parallel.context", "2", "--parallel.tensor", "2", "--parallel.context-method", "ulysses"],
     ),
+    "hybrid 2 x 2": (
+        4,
+        ["--parallel.context", "4", "--parallel.context-method", "hybrid", "--parallel.context-ulysses", "2"],
+    ),
     "ring 2 x zero 3 x2": (4, ["--parallel.context", "2", "--parallel.zero-stage", "3"]),
     "zero 3 x2 in host memory": (2, ["--parallel.zero-stage", "3", "--parallel.offload", "parameters"]),
 }

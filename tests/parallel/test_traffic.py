@@ -85,8 +85,8 @@ def _along_each_axis(mesh):
 def test_axes_are_told_apart_and_an_axis_of_one_says_nothing():
     parallel = {"tensor": 2, "context": 2, "zero_stage": 1}
     for calls, sizes in run_ranks(4, _counted, _along_each_axis, parallel):
-        # The tensor axis is of both views; data, pipeline and replicate have one rank each.
+        # The tensor axis is of both views; replicate has one rank, and so have the axes that are left out.
         assert calls == {
-            (axis, "all_reduce"): n for axis, n in [("context", 1), ("tensor", 2), ("shard", 1), ("world", 1)]
+            (axis, "all_reduce"): n for axis, n in [("ring", 1), ("tensor", 2), ("shard", 1), ("world", 1)]
         }
         assert sizes["world", "all_reduce"] == 2 * 48 * 3 / 4

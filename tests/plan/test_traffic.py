@@ -15,9 +15,10 @@ P = 4 * count_parameters(load_run(None, environment={}, flags=FLAGS.split()).con
 UNITS = LAYERS + 1  # each block, and what is in none
 
 
-def _traffic(layers=LAYERS, **parallel):
+def _traffic(layers=LAYERS, kv_heads=HEADS, **parallel):
     """Calls and bytes a rank, by (axis, kind)."""
-    config = load_run(None, environment={}, flags=[*FLAGS.split(), "--model.layers", str(layers)]).config
+    model = f"--model.layers {layers} --model.kv-heads {kv_heads}"
+    config = load_run(None, environment={}, flags=[*FLAGS.split(), *model.split()]).config
     fields = config.model_dump() | {"parallel": {"ranks": 4, **parallel}}
     traffic = step_traffic(RunConfig.model_validate(fields))
     ranks = fields["parallel"]["ranks"]
@@ -68,6 +69,16 @@ def test_a_ring_sends_keys_and_values_n_minus_1_times_and_with_gradients_n_times
     element = 4 * MICRO * SEQ // 4 * DEPTH * HEADS
     attentions = LAYERS * MICROBATCHES
     assert _traffic(context=4)["world", "send"] == ((3 + 4) * attentions, (3 * 2 + 4 * 4) * attentions * element)
+
+
+@pytest.mark.parametrize("kv_heads", [4, 1])
+def test_a_hybrid_exchanges_along_one_axis_and_sends_round_the_other(kv_heads):
+    traffic = _traffic(kv_heads=kv_heads, context=4, context_method="hybrid", context_ulysses=2)
+    attentions, share = LAYERS * MICROBATCHES, 4 * MICRO * SEQ // 4 * DEPTH
+    read = max(kv_heads, 2)  # a single one is read by both neighbours
+    assert traffic["ulysses", "all_to_all"] == (4 * attentions, 2 * attentions * (2 * read + 2 * HEADS) * share / 2)
+    half = 2 * share * read // 2  # the tokens of two, for half of the heads
+    assert traffic["ring", "send"] == ((1 + 2) * attentions, (2 + 2 * 4) * attentions * half)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ def script():
 
 def test_every_picture_of_the_page_is_drawn_by_it(script, tmp_path):
     names = re.findall(r"\(pictures/(\w+)\.png\)", (DOCS / "parallelism.md").read_text(encoding="utf-8"))
-    assert names == ["data", "tensor", "pipeline", "ring", "ulysses"]
+    assert names == ["data", "tensor", "pipeline", "ring", "ulysses", "hybrid"]
     for name in names:
         script[name]().savefig(tmp_path / "drawn.png")
         assert (DOCS / "pictures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")

@@ -38,6 +38,14 @@ def test_each_axis_is_told():
     assert table[18] == "a shard is of all state and parameters"
 
 
+def test_the_neighbours_of_a_hybrid_are_next_to_each_other():
+    flags = "--parallel.ranks 8 --parallel.context 8 --parallel.context-method hybrid --parallel.context-ulysses 4"
+    table = describe_layout(_config(flags)).splitlines()
+    assert table[0].startswith("ranks 8 = ring 2 x ulysses 4; ")
+    tokens = [line.split()[1] for line in table[2:]]
+    assert tokens == ["0-3", "4-7", "24-27", "28-31", "8-11", "12-15", "16-19", "20-23"]
+
+
 @pytest.mark.parametrize(
     ("flags", "first"),
     [

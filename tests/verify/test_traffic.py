@@ -16,11 +16,12 @@ LAYOUTS = {  # the axes and collectives that each must be seen to use
     "zero2-groups2-data4": {("shard", "reduce_scatter"), ("replicate", "all_reduce"), ("world", "all_reduce")},
     "zero3-data2": {("shard", "all_gather"), ("shard", "reduce_scatter")},
     "tensor2": {("tensor", "all_gather"), ("tensor", "reduce_scatter"), ("tensor", "all_reduce")},
-    "ulysses2": {("replicate/context", "all_to_all"), ("replicate/context", "all_reduce")},
+    "ulysses2": {("replicate/ulysses", "all_to_all"), ("replicate/ulysses", "all_reduce")},
     "pipeline2-interleaved1f1b": {("pipeline", "send")},
     "pipeline2-1f1b-zero2-data2": {("pipeline", "send"), ("shard", "reduce_scatter")},
-    "ring2": {("replicate/context", "send")},
-    "ulysses2-tensor2": {("context", "all_to_all"), ("tensor", "all_gather"), ("replicate", "all_reduce")},
+    "ring2": {("replicate/ring", "send")},
+    "ulysses2-tensor2": {("ulysses", "all_to_all"), ("tensor", "all_gather"), ("replicate", "all_reduce")},
+    "hybrid4": {("ulysses", "all_to_all"), ("ring", "send"), ("replicate", "all_reduce")},
 }
 
 

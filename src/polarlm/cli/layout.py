@@ -27,17 +27,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Print the table."""
     from polarlm.config import UserError, load_run
-    from polarlm.launch import Request, available_ranks
+    from polarlm.launch import Request, available_spread
     from polarlm.report import describe_layout, draw_layout
 
     file, _ = run_file(arguments.run)
     flags = [*arguments.config_flags, *(["--parallel.ranks", arguments.ranks] if arguments.ranks else [])]
-    loaded = load_run(
-        file,
-        environment=os.environ,
-        flags=flags,
-        devices=available_ranks(Request(), os.environ),
-    )
+    available = available_spread(Request(), os.environ)
+    loaded = load_run(file, environment=os.environ, flags=flags, devices=available.world, nodes=len(available.hosts))
     config = _with_vocabulary(loaded.config)
     if arguments.png and not arguments.png.resolve().parent.is_dir():
         raise UserError(f"--png: there is no folder {arguments.png.parent}; make it, or name another")

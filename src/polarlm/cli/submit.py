@@ -113,7 +113,13 @@ def _load(arguments: argparse.Namespace, file: Path | None, site: "Site | None")
     flags = arguments.config_flags
     if devices and file is not None and file.name == "config.yaml" and not _says_ranks(flags):
         flags = [*flags, "--parallel.ranks", str(arguments.nodes * devices)]  # the folder's were those of its last job
-    loaded = load_run(file, environment=os.environ, flags=flags, devices=arguments.nodes * (devices or 1))
+    loaded = load_run(
+        file,
+        environment=os.environ,
+        flags=flags,
+        devices=arguments.nodes * (devices or 1),
+        nodes=arguments.nodes,
+    )
     ranks = loaded.config.parallel.ranks
     assert ranks is not None
     if devices is None and not (_says_ranks(flags) or _file_says_ranks(file)):

@@ -35,16 +35,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Check everything, start the ranks, and at the end draw and sum up what they did."""
     from polarlm.config import dump_run, load_run
-    from polarlm.launch import Request, available_ranks, lock
+    from polarlm.launch import Request, available_spread, lock
     from polarlm.report import describe_layout
 
     _refuse_to_be_a_rank()
     file, given = run_file(arguments.run)
+    available = available_spread(Request(nodes=arguments.nodes), os.environ)
     loaded = load_run(
         file,
         environment=os.environ,
         flags=arguments.config_flags,
-        devices=available_ranks(Request(nodes=arguments.nodes), os.environ),
+        devices=available.world,
+        nodes=len(available.hosts),
     )
     config = complete(loaded.config)
     for note in loaded.notes:

@@ -72,7 +72,7 @@ def _refuse_axes(flags: list[str]) -> None:
         flag = word.partition("=")[0].replace("_", "-")
         if flag == "--parallel.ranks":
             raise UserError(f"{flag}: a layout says its own; --ranks N is how many there are at most")
-        if flag in ("--parallel.tensor", "--parallel.pipeline", "--parallel.context"):
+        if flag in ("--parallel.tensor", "--parallel.pipeline", "--parallel.context", "--parallel.context-ulysses"):
             raise UserError(f"{flag}: a layout says its axes; try one by its name, such as --layouts tensor2-data2")
 
 

@@ -1,24 +1,29 @@
 """The arithmetic of layouts and batches: which products are possible, and what a run's open fields then become."""
 
+import math
+
 from polarlm.config.divisors import divisors
 from polarlm.config.errors import UserError
 from polarlm.config.run import RunConfig
 from polarlm.config.stages import SPLIT_BACKWARD, V_SHAPED
 
 
-def resolve_layout(config: RunConfig, devices: int) -> RunConfig:
+def resolve_layout(config: RunConfig, devices: int, nodes: int = 1) -> RunConfig:
     """The same run with ranks, steps and batch made explicit.
 
     Args:
-        config: the run as given; `parallel.ranks`, one of the two batch fields and one of steps and tokens may be open.
+        config: the run as given; `parallel.ranks`, one of the two batch fields, one of steps and tokens, and under
+            hybrid `parallel.context_ulysses` may be open.
         devices: what `parallel.ranks` is by default (at least 1).
+        nodes: what these devices are spread over.
 
     Raises:
         UserError: a product that is impossible; one line a fault, each with the field, the numbers and the nearest
             allowed value.
     """
+    ranks = config.parallel.ranks or max(1, devices)
+    config = _with_ulysses(config, max(1, max(ranks, devices) // nodes))
     parallel = config.parallel
-    ranks = parallel.ranks or max(1, devices)
     faults = _layout_faults(config, ranks)
     if faults:
         raise UserError(*faults)
@@ -68,6 +73,7 @@ def default_name(config: RunConfig) -> str:
         "tp": parallel.tensor,
         "pp": parallel.pipeline,
         "cp": parallel.context,
+        "ulysses": parallel.context_ulysses or 1,
     }
     layout = [f"{axis}{degree}" for axis, degree in axes.items() if axis == "dp" or degree > (axis != "zero")]
     shape = f"{model.preset or model.family}-{model.layers}x{model.hidden}"
@@ -77,8 +83,6 @@ def default_name(config: RunConfig) -> str:
 def _layout_faults(config: RunConfig, ranks: int) -> list[str]:
     model, train, parallel = config.model, config.train, config.parallel
     product = parallel.tensor * parallel.pipeline * parallel.context
-    # Zig-zag ring attention gives each rank two chunks of the sequence, so that causal work is balanced.
-    shards = parallel.context * (2 if parallel.context_method == "ring" and parallel.context > 1 else 1)
     parts = 1 if parallel.pipeline_split else parallel.pipeline
     faults = []
     if ranks % product:
@@ -90,9 +94,7 @@ def _layout_faults(config: RunConfig, ranks: int) -> list[str]:
         ("parallel.hybrid", "data-parallel ranks", ranks // product or 1, "hybrid", parallel.hybrid or 1),
         ("parallel.tensor", "model.heads", model.heads, "tensor", parallel.tensor),
         ("parallel.tensor", "model.ffn", model.ffn, "tensor", parallel.tensor),
-        ("parallel.tensor", "train.seq_len", train.seq_len, "tensor", parallel.tensor),
         ("parallel.pipeline", "model.layers", model.layers, "pipeline", parts),
-        ("parallel.context", "train.seq_len", train.seq_len, "the sequence shards", shards),
     ):
         if whole % part:
             nearest = min(divisors(whole), key=lambda divisor: abs(divisor - part))
@@ -167,32 +169,77 @@ def _microbatch_faults(config: RunConfig, microbatches: int) -> str | None:
     return f"{field}: {schedule} on {ranks} ranks takes {allowed}; the batch gives {microbatches}"
 
 
+def _with_ulysses(config: RunConfig, node: int) -> RunConfig:
+    """The run with `parallel.context_ulysses` explicit under hybrid.
+
+    Args:
+        node: ranks of a node, in which those that share heads are to be, tensor ranks between them.
+    """
+    parallel = config.parallel
+    if parallel.context_method != "hybrid" or parallel.context_ulysses is not None:
+        return config
+    possible = [n for n in _shares_of_heads(config) if parallel.context % n == 0 and node % (n * parallel.tensor) == 0]
+    parallel = parallel.model_copy(update={"context_ulysses": max(possible, default=1)})
+    return config.model_copy(update={"parallel": parallel})
+
+
+def _shares_of_heads(config: RunConfig) -> list[int]:
+    """By how many ranks the heads of a tensor rank can be shared."""
+    heads, kv_heads = _local_heads(config)
+    return [n for n in divisors(heads) if kv_heads % n == 0 or n % kv_heads == 0]
+
+
+def _local_heads(config: RunConfig) -> tuple[int, int]:
+    """Query and key heads of a tensor rank; at least 1, for a layout that is not checked yet."""
+    model, tensor = config.model, config.parallel.tensor
+    return max(1, model.heads // tensor), max(1, model.kv_heads // tensor)
+
+
 def _context_faults(config: RunConfig) -> list[str]:
-    """What the two ways across sequence shards ask of a model."""
-    model, parallel = config.model, config.parallel
-    if parallel.context == 1:
-        return []
-    if parallel.context_method == "ring":
-        faults = []
-        if model.dropout:
-            faults.append(
-                f"model.dropout: {model.dropout} also drops attention weights, which ring attention never holds "
-                "whole; use parallel.context_method ulysses, or dropout 0"
-            )
-        if config.train.attention == "flash" and config.data.mask_documents:
-            faults.append(
-                "train.attention: flash, but ring attention has no fused kernel for data.mask_documents; use auto, "
-                "or parallel.context_method ulysses"
-            )
-        return faults
-    heads, kv_heads = model.heads // parallel.tensor, max(1, model.kv_heads // parallel.tensor)
-    allowed = [n for n in divisors(heads) if kv_heads % n == 0 or n % kv_heads == 0]
-    if parallel.context in allowed:
-        return []
-    return [
-        f"parallel.context: {parallel.context} ranks cannot share {heads} query and {kv_heads} key heads by ulysses; "
-        f"allowed: {', '.join(map(str, allowed))}; or use parallel.context_method ring"
-    ]
+    """What the ways across sequence shards ask of a model and its sequences."""
+    model, train, parallel = config.model, config.train, config.parallel
+    if parallel.context_ulysses is not None and parallel.context_method != "hybrid":
+        return [
+            f"parallel.context_ulysses: {parallel.context_ulysses} is for parallel.context_method hybrid, "
+            f"not {parallel.context_method}; leave it out"
+        ]
+    if parallel.context % parallel.ulysses:
+        nearest = min(divisors(parallel.context), key=lambda divisor: abs(divisor - parallel.ulysses))
+        return [
+            f"parallel.context_ulysses: parallel.context {parallel.context} is not a multiple of context_ulysses "
+            f"{parallel.ulysses}; nearest allowed: {nearest}"
+        ]
+    faults = []
+    # A zig-zag ring gives each of its ranks two chunks of the sequence, so that causal work is balanced.
+    chunks = 2 * parallel.ring if parallel.ring > 1 else 1
+    unit = math.lcm(parallel.context * parallel.tensor, chunks)
+    if train.seq_len % unit:
+        faults.append(
+            f"parallel.{'context' if parallel.context > 1 else 'tensor'}: train.seq_len {train.seq_len} is not a "
+            f"multiple of {unit}, for context {parallel.context} x tensor {parallel.tensor} ranks share it"
+            f"{f' and a ring cuts it into {chunks}' if chunks > 1 else ''}; nearest allowed train.seq_len: "
+            f"{_nearest_multiples(train.seq_len, unit)}"
+        )
+    if parallel.ring > 1 and model.dropout:
+        faults.append(
+            f"model.dropout: {model.dropout} also drops attention weights, which ring attention never holds "
+            "whole; use parallel.context_method ulysses, or dropout 0"
+        )
+    if parallel.ring > 1 and train.attention == "flash" and config.data.mask_documents:
+        faults.append(
+            "train.attention: flash, but ring attention has no fused kernel for data.mask_documents; use auto, "
+            "or parallel.context_method ulysses"
+        )
+    is_hybrid = parallel.context_method == "hybrid"
+    allowed = [n for n in _shares_of_heads(config) if not is_hybrid or parallel.context % n == 0]
+    if parallel.ulysses not in allowed:
+        field = "parallel.context_ulysses" if is_hybrid else "parallel.context"
+        heads, kv_heads = _local_heads(config)
+        faults.append(
+            f"{field}: {parallel.ulysses} ranks cannot share {heads} query and {kv_heads} key heads by ulysses; "
+            f"allowed: {', '.join(map(str, allowed))}; or use parallel.context_method ring"
+        )
+    return faults
 
 
 def _nearest_multiples(number: int, unit: int) -> str:

@@ -40,7 +40,7 @@ _ALTERNATIVES = (
 
 
 def load_run(
-    path: Path | None, *, environment: Mapping[str, str], flags: Sequence[str] = (), devices: int = 1
+    path: Path | None, *, environment: Mapping[str, str], flags: Sequence[str] = (), devices: int = 1, nodes: int = 1
 ) -> LoadedRun:
     """Read a run: YAML file < the deck's environment variables < flags.
 
@@ -49,6 +49,7 @@ def load_run(
         environment: the process's variables.
         flags: raw words such as `["--train.seq-len", "2048"]`.
         devices: ranks where `parallel.ranks` is not given.
+        nodes: what the ranks are spread over.
 
     Raises:
         UserError: whatever is wrong, one line a fault, each with the field, where it was given, and the mend.
@@ -69,7 +70,7 @@ def load_run(
         leaves["train.steps"] = Value(_SYNTHETIC_STEPS, "default")
         notes.append(f"train.steps is {_SYNTHETIC_STEPS}, since synthetic data has no end and none was given")
     config = _validate(leaves)
-    config = _with_origins(leaves, resolve_layout, config, devices)
+    config = _with_origins(leaves, resolve_layout, config, devices, nodes)
     config, raised = _with_positions(config)
     return LoadedRun(config, notes + raised)
 
@@ -100,12 +101,23 @@ def _merge_all(*sources: Leaves) -> tuple[Leaves, list[str]]:
         if preset and fields and (before is None or before.value != preset.value):
             notes.append(f"the preset {preset.value} replaces {', '.join(fields)} ({merged[fields[0]].origin})")
             merged = {key: leaf for key, leaf in merged.items() if key not in fields}
+        if _shares_otherwise(merged, source):
+            method, degree = source["parallel.context_method"], merged.pop("parallel.context_ulysses")
+            replaced = f"replaces parallel.context_ulysses ({degree.origin}), which is of hybrid"
+            notes.append(f"parallel.context_method ({method.origin}) {replaced}")
         if _divides_anew(merged, source):
             stands = f"train.global_batch_size ({merged['train.global_batch_size'].origin}) stands"
             notes.append(f"{stands}, and train.gradient_accumulation_steps follows from it")
             del merged["train.gradient_accumulation_steps"]
         merged = merge(merged, source)
     return merged, notes
+
+
+def _shares_otherwise(merged: Leaves, source: Leaves) -> bool:
+    """Whether a later source takes another method than hybrid, the only one with a degree of its own."""
+    method = source.get("parallel.context_method")
+    degree = "parallel.context_ulysses"
+    return method is not None and method.value != "hybrid" and degree in merged and degree not in source
 
 
 def _divides_anew(merged: Leaves, source: Leaves) -> bool:

@@ -47,11 +47,22 @@ def samples_at(config: RunConfig, data: int) -> range:
 
 
 def tokens_at(config: RunConfig, context: int) -> list[range]:
-    """Which tokens of each sequence a place on the context axis holds: a run for Ulysses, two chunks for a ring."""
-    ranks, length = config.parallel.context, config.train.seq_len
-    if ranks == 1:
-        return [range(length)]
-    if config.parallel.context_method == "ulysses":
-        return [range(context * length // ranks, (context + 1) * length // ranks)]
-    chunk = length // (2 * ranks)
-    return [range(place * chunk, (place + 1) * chunk) for place in (context, 2 * ranks - 1 - context)]
+    """Which tokens of each sequence a place on the context axis holds.
+
+    A ring's rank has two chunks of it, and one without a ring the whole; neighbours that share heads a part each.
+    """
+    parallel, length = config.parallel, config.train.seq_len
+    place, part = divmod(context, parallel.ulysses)
+    chunk = length // (2 * parallel.ring)
+    chunks = [range(n * chunk, (n + 1) * chunk) for n in (place, 2 * parallel.ring - 1 - place)]
+    share = length // parallel.context
+    return _cut(chunks if parallel.ring > 1 else [range(length)], part * share, (part + 1) * share)
+
+
+def _cut(runs: list[range], start: int, stop: int) -> list[range]:
+    """What stands from `start` to `stop` in the row of all runs."""
+    parts = []
+    for run in runs:
+        parts.append(run[max(0, start) : max(0, stop)])
+        start, stop = start - len(run), stop - len(run)
+    return [part for part in parts if part]

@@ -188,13 +188,28 @@ class ParallelConfig(Section):
         None, description="stages of a rank; by default 2 for the schedules that need several, else 1"
     )
     context: Many = Field(1, description="ranks that share each sequence")
-    context_method: Literal["ring", "ulysses"] = Field("ring", description="how attention crosses sequence shards")
+    context_method: Literal["ring", "ulysses", "hybrid"] = Field(
+        "ring", description="how attention crosses sequence shards; hybrid is Ulysses among neighbours, a ring of those"
+    )
+    context_ulysses: Many | None = Field(
+        None, description="neighbours that share heads under hybrid; by default the most that fit the heads and a node"
+    )
 
     @property
     def data(self) -> int:
         """Data-parallel ranks; only meaningful once `ranks` is resolved."""
         assert self.ranks is not None
         return self.ranks // (self.tensor * self.pipeline * self.context)
+
+    @property
+    def ulysses(self) -> int:
+        """Neighbours of a context group that share heads; under hybrid only meaningful once the layout is resolved."""
+        return {"ring": 1, "ulysses": self.context}.get(self.context_method, self.context_ulysses or 1)
+
+    @property
+    def ring(self) -> int:
+        """Ranks of each ring of a context group, of which there is one for each of those neighbours."""
+        return self.context // self.ulysses
 
     @property
     def stages(self) -> int:

@@ -19,7 +19,7 @@ from polarlm.launch.machines.spread import Request
 from polarlm.launch.start.describe import describe
 from polarlm.launch.start.local import LISTEN_FD, check_environment, run_local
 from polarlm.launch.start.meeting import meet
-from polarlm.launch.start.prepare import Launch, available_ranks, prepare
+from polarlm.launch.start.prepare import Launch, available_spread, prepare
 from polarlm.launch.start.ranks import Rank, rank_from
 from polarlm.launch.start.remote import run
 
@@ -72,7 +72,7 @@ __all__ = [
     "Site",
     "Wanted",
     "WireError",
-    "available_ranks",
+    "available_spread",
     "cause_of",
     "check_environment",
     "clocks",

@@ -29,9 +29,8 @@ def _build(config: RunConfig, stage: Stage, mesh: Mesh) -> Transformer:
     with torch.device("meta"):
         model = Transformer(config.model)
     cut(model, stage)
-    if mesh.size("context") > 1:
-        is_plain = config.train.attention == "math"
-        share_sequences(model, config.parallel.context_method, mesh.tokens["context"].get_group(), is_plain)
+    ring, ulysses = (mesh.group(axis) if mesh.size(axis) > 1 else None for axis in ("ring", "ulysses"))
+    share_sequences(model, ring, ulysses, is_plain=config.train.attention == "math")
     if mesh.size("tensor") > 1:
         share_matrices(model, mesh.weights["tensor"])
     if config.train.tile:

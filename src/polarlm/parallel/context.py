@@ -4,6 +4,9 @@ Ulysses (arXiv 2309.14509) trades sequence shares for head shares and back: two 
 many again in backward, and no more ranks than heads. Ring attention (arXiv 2310.01889) sends keys and values round the
 group and adds up partial softmaxes: no limit by heads. Its shares are zig-zag, chunk r and chunk 2n-1-r of 2n, so that
 every rank has the same causal work (Brandon et al., arXiv 2311.09431, by another pattern; Llama 3, arXiv 2407.21783).
+
+The two make one grid (USP, arXiv 2405.07719; LoongTrain, 2406.18485): Ulysses among the u neighbours, where the network
+is fastest, around a core that is a ring of c/u ranks. Either alone is the grid whose other side is 1.
 """
 
 import torch
@@ -16,24 +19,34 @@ from polarlm.parallel.kernels import has_fused_blocks
 _SEQUENCE = 2  # dim of q, k, v [B, A, S, D]
 
 
-def share_sequences(model: Transformer, method: str, group: dist.ProcessGroup, is_plain: bool = False) -> None:
+def share_sequences(
+    model: Transformer, ring: dist.ProcessGroup | None, ulysses: dist.ProcessGroup | None, is_plain: bool = False
+) -> None:
     """Let every block's attention cross the shares of a context group, in place.
 
     Args:
+        ring, ulysses: this rank's groups along the two axes of a context group; None along one of one rank.
         is_plain: a ring's blocks are plain products, even where the device has a fused kernel.
     """
     for block in model.blocks.values():
         attention = block.attention
-        core = UlyssesAttention(attention.core, group) if method == "ulysses" else RingAttention(group, is_plain)
-        attention.core = core
+        if ring is not None:
+            attention.core = RingAttention(ring, is_plain)
+        if ulysses is not None:
+            attention.core = UlyssesAttention(attention.core, ulysses)
 
 
-def take_share(whole: Tensor, method: str, rank: int, ranks: int) -> Tensor:
-    """This rank's tokens of [B, S]: a run of S/n for Ulysses; for a ring chunks r and 2n-1-r of 2n."""
-    if method == "ulysses":
-        return whole.chunk(ranks, dim=1)[rank]
-    chunks = whole.chunk(2 * ranks, dim=1)
-    return torch.cat([chunks[rank], chunks[2 * ranks - 1 - rank]], dim=1)
+def take_share(whole: Tensor, rank: int, ring: int, ulysses: int = 1) -> Tensor:
+    """[B, S] -> [B, S/(ring·ulysses)]: the tokens of a rank of a context group, whose neighbours share heads.
+
+    Rank r of a ring of n has chunks r and 2n-1-r of 2n, and its neighbours a run of these each, so that they all have
+    them in order once they have exchanged.
+    """
+    place, part = divmod(rank, ulysses)
+    if ring > 1:
+        chunks = whole.chunk(2 * ring, dim=1)
+        whole = torch.cat([chunks[place], chunks[2 * ring - 1 - place]], dim=1)
+    return whole.chunk(ulysses, dim=1)[part]
 
 
 class UlyssesAttention(nn.Module):
@@ -166,7 +179,7 @@ class _Meeting:
         """bool [B, 1, rows, columns]: the pairs of one document; None where every pair is."""
         if document_ids is None:
             return None
-        mine, theirs = (take_share(document_ids, "ring", rank, self.ranks) for rank in (self.rank, self.other))
+        mine, theirs = (take_share(document_ids, rank, self.ranks) for rank in (self.rank, self.other))
         same = mine[:, None, rows, None] == theirs[:, None, None, columns]
         return same.tril() if is_causal else same
 

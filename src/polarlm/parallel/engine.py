@@ -38,7 +38,6 @@ class Engine:
         self.dropout_rank = world.rank
         self._zero_stage = config.parallel.zero_stage
         self._attention = config.train.attention
-        self._context_method = config.parallel.context_method
 
     def sum(self, *values: float) -> list[float]:
         """The sum of each value over all ranks that hold tokens of their own, on every rank."""
@@ -90,15 +89,11 @@ class Engine:
 
     def _share(self, batch: Arrays) -> Arrays:
         """This rank's share of each sequence; documents stay whole, since attention crosses the shares."""
-        ranks = self.mesh.size("context")
-        if ranks == 1:
+        if self.mesh.size("context") == 1:
             return batch
         tokens, positions, document_ids, targets = batch
-        shares = (
-            take_share(whole, self._context_method, self.mesh.rank("context"), ranks)
-            for whole in (tokens, positions, targets)
-        )
-        tokens, positions, targets = shares
+        place = self.mesh.rank("context"), self.mesh.size("ring"), self.mesh.size("ulysses")
+        tokens, positions, targets = (take_share(whole, *place) for whole in (tokens, positions, targets))
         return tokens, positions, document_ids, targets
 
     @torch.no_grad()

@@ -36,7 +36,7 @@ def require_kernel(config: RunConfig, device: Device) -> None:
     """
     if config.train.attention != "flash":
         return
-    is_ring = config.parallel.context > 1 and config.parallel.context_method == "ring"
+    is_ring = config.parallel.ring > 1
     q, k, mask = _few_tokens(config, device)
     if has_fused_blocks(q) if is_ring else _runs(q, k, mask, config.model.dropout):
         return

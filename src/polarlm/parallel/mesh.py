@@ -1,7 +1,8 @@
 """The mesh: the ranks of a run as a grid, whose axes are the ways to share the work.
 
-Ranks are numbered with tensor parallelism innermost, where the network is fastest, then context, data and pipeline
-(arXiv 2104.04473). The same grid is looked at in two ways: by which tokens a rank holds, and by which weights.
+Ranks are numbered with tensor parallelism innermost, where the network is fastest, then context (ring around Ulysses,
+arXiv 2405.07719), data and pipeline (arXiv 2104.04473). The same grid is looked at in two ways: by which tokens a rank
+holds, and by which weights.
 """
 
 from torch.distributed import ProcessGroup
@@ -15,7 +16,8 @@ class Mesh:
     """A run's grid of ranks; on one process every axis is 1 and no mesh of torch's is made.
 
     Attributes:
-        tokens: axes (pipeline, data, context, tensor): who holds which samples, and which part of each.
+        tokens: axes (pipeline, data, ring, ulysses, tensor): who holds which samples, and which part of each. Ring and
+            Ulysses together are the context axis. An axis of one rank is left out.
         weights: axes (pipeline, replicate, shard, tensor): who holds which part of each parameter. Data and context
             ranks share out or repeat the same parameters, so the two together are replicate x shard.
     """
@@ -27,20 +29,27 @@ class Mesh:
         self.weights: DeviceMesh | None = None
         if world.size == 1:
             return
-        stages, data, context, tensor = parallel.pipeline, parallel.data, parallel.context, parallel.tensor
+        axes = {axis: getattr(parallel, axis) for axis in ("pipeline", "data", "ring", "ulysses", "tensor")}
+        self.tokens = _grid(world, **{axis: ranks for axis, ranks in axes.items() if ranks > 1})
         shards = parallel.shards
-        self.tokens = _grid(world, pipeline=stages, data=data, context=context, tensor=tensor)
-        self.weights = _grid(world, pipeline=stages, replicate=data * context // shards, shard=shards, tensor=tensor)
+        replicas = parallel.data * parallel.context // shards
+        self.weights = _grid(
+            world, pipeline=parallel.pipeline, replicate=replicas, shard=shards, tensor=parallel.tensor
+        )
 
     def size(self, axis: str) -> int:
-        """Ranks along an axis of either view."""
+        """Ranks along an axis of either view, or along `context`."""
+        if axis == "context":
+            return self.size("ring") * self.size("ulysses")
         mesh = self._view(axis)
-        return 1 if mesh is None else mesh[axis].size()
+        return mesh[axis].size() if mesh is not None and axis in mesh.mesh_dim_names else 1
 
     def rank(self, axis: str) -> int:
-        """This rank's place along an axis of either view."""
+        """This rank's place along an axis of either view, or along `context`."""
+        if axis == "context":
+            return self.rank("ring") * self.size("ulysses") + self.rank("ulysses")
         mesh = self._view(axis)
-        return 0 if mesh is None else mesh.get_local_rank(axis)
+        return mesh.get_local_rank(axis) if mesh is not None and axis in mesh.mesh_dim_names else 0
 
     def group(self, axis: str) -> ProcessGroup:
         """The ranks along an axis of either view that this rank is one of; where there is more than one."""

@@ -14,6 +14,8 @@ at least (n-1)/n·b in a reduce-scatter or an all-to-all, (n-1)·b in an all-gat
   rank computes for its part of the sequence, such as norms', are all-reduced when gradients are.
 - Ulysses (arXiv 2309.14509, section 3.1): 4 all-to-alls an attention, with q, k and v in one.
 - Ring (arXiv 2310.01889): keys and values are sent n-1 times forward; backward, with their gradients, n times.
+- Hybrid (arXiv 2405.07719): both, each along its own axis; in the ring a rank has the tokens of all its neighbours, for
+  its part of the heads.
 - Pipeline (arXiv 2104.04473, section 2.2): hidden states cross each boundary between stages once, their gradients once.
   Schedules that split a backward pass gather and scatter as ZeRO-1 does. The two copies of a tied head trade gradients.
 - Besides, three sums of one number over all ranks: trained tokens, loss, who was asked to stop; and for the gradient
@@ -33,7 +35,7 @@ _FP32, _FP64 = 4, 8
 class Traffic:
     """Calls and bytes of all ranks in one step, by (axis, kind).
 
-    Axes are those of the mesh (replicate, shard, tensor, context, pipeline); one as long as the world is `world`.
+    Axes are those of the mesh (replicate, shard, tensor, ring, ulysses, pipeline); one as long as the world is `world`.
     """
 
     calls: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -65,7 +67,8 @@ class _Counter:
             "shard": parallel.shards,
             "replicate": parallel.data * parallel.context // parallel.shards,
             "tensor": parallel.tensor,
-            "context": parallel.context,
+            "ring": parallel.ring,
+            "ulysses": parallel.ulysses,
             "pipeline": parallel.pipeline,
         }
         self.traffic = Traffic()
@@ -154,22 +157,19 @@ def _tensor(counter: _Counter, config: RunConfig) -> None:
 
 def _context(counter: _Counter, config: RunConfig) -> None:
     model, parallel = config.model, config.parallel
-    n = parallel.context
-    if n == 1:
-        return
+    ring, ulysses = parallel.ring, parallel.ulysses
     ranks = counter.ranks / parallel.pipeline
     shares_kv = model.kv_heads % parallel.tensor == 0
     heads = model.heads // parallel.tensor
     kv_heads = model.kv_heads // parallel.tensor if shares_kv else _read_kv_heads(model.heads, model.kv_heads, heads)
     head = _tokens(config) * model.head_dim * _FP32
     calls = model.layers * _microbatches(config)
-    if parallel.context_method == "ring":
-        counter.add("context", "send", ranks, calls * (n - 1), 2 * kv_heads * head)
-        counter.add("context", "send", ranks, calls * n, 4 * kv_heads * head)
-        return
-    kv_heads = max(kv_heads, n)  # fewer than ranks are repeated
-    counter.gather_or_scatter("context", "all_to_all", ranks, 2 * calls, (heads + 2 * kv_heads) * head)
-    counter.gather_or_scatter("context", "all_to_all", ranks, 2 * calls, heads * head)
+    kv_heads = max(kv_heads, ulysses)  # fewer than ranks are repeated
+    counter.gather_or_scatter("ulysses", "all_to_all", ranks, 2 * calls, (heads + 2 * kv_heads) * head)
+    counter.gather_or_scatter("ulysses", "all_to_all", ranks, 2 * calls, heads * head)
+    # Of u times fewer heads for u times as many tokens.
+    counter.add("ring", "send", ranks, calls * (ring - 1), 2 * kv_heads * head)
+    counter.add("ring", "send", ranks, calls * ring, 4 * kv_heads * head)
 
 
 def _read_kv_heads(heads: int, kv_heads: int, local: int) -> int:

@@ -38,7 +38,8 @@ def _group_size(parallel: ParallelConfig) -> int:
 
 def _headline(config: RunConfig) -> str:
     parallel, train = config.parallel, config.train
-    axes = [f"{axis} {getattr(parallel, axis)}" for axis in ("pipeline", "data", "context", "tensor")]
+    shares = ("ring", "ulysses") if parallel.context_method == "hybrid" else ("context",)
+    axes = [f"{axis} {getattr(parallel, axis)}" for axis in ("pipeline", "data", *shares, "tensor")]
     axes = [axis for axis in axes if not axis.endswith(" 1")] or ["1"]
     accumulation = train.gradient_accumulation_steps
     return (

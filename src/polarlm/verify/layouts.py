@@ -1,8 +1,8 @@
 """The layouts that `polarlm verify` tries, by names that say what they are.
 
-A name is its words, joined by hyphens: an axis with its degree (`data2 tensor2 ring2 ulysses2 pipeline2`), `zero3` for
-a ZeRO stage, `groups2` for one whose shares are repeated in groups, a pipeline schedule, `offload`, `fullrecompute`,
-`tile`.
+A name is its words, joined by hyphens: an axis with its degree (`data2 tensor2 ring2 ulysses2 hybrid4 pipeline2`),
+`inner4` for the neighbours that share heads in a hybrid, else 2, `zero3` for a ZeRO stage, `groups2` for one whose
+shares are repeated in groups, a pipeline schedule, `offload`, `fullrecompute`, `tile`.
 `pipeline2-1f1b-tensor2-zero3-data2` is one of 8 ranks. Any name of these words may be asked for, in the list or not.
 """
 
@@ -28,8 +28,11 @@ _DEGREES = {
     "pipeline": ("--parallel.pipeline",),
     "ring": ("--parallel.context-method", "ring", "--parallel.context"),
     "ulysses": ("--parallel.context-method", "ulysses", "--parallel.context"),
+    "hybrid": ("--parallel.context-method", "hybrid", "--parallel.context"),
 }
-_NUMBERS = {"zero": ("--parallel.zero-stage",), "groups": ("--parallel.hybrid",)}
+_ACROSS_SEQUENCES = {"ring", "ulysses", "hybrid"}
+_INNER = "--parallel.context-ulysses"
+_NUMBERS = {"zero": ("--parallel.zero-stage",), "groups": ("--parallel.hybrid",), "inner": (_INNER,)}
 
 NAMES = (
     "alone",
@@ -52,6 +55,10 @@ NAMES = (
     "ulysses4-zero3",
     "ulysses2-zero2-data2",
     "ulysses2-tensor2",
+    "hybrid4",
+    "hybrid4-tensor2",
+    "hybrid4-zero3-data2",
+    "hybrid8-inner4",
     "ring2-tensor2-zero3-data2",
     "ulysses2-tensor2-zero2-data2",
     *(f"pipeline2-{schedule}" for schedule in SCHEDULES),
@@ -71,6 +78,7 @@ NAMES = (
     "pipeline2-interleaved1f1b-ring2-tensor2",
     "pipeline2-1f1b-ulysses2-zero3-data2",
     "pipeline2-1f1b-ring2-tensor2-zero3",
+    "pipeline2-1f1b-hybrid4",
     "selectiverecompute",
     "fullrecompute",
     "zero3-data2-selectiverecompute",
@@ -78,7 +86,11 @@ NAMES = (
     "tensor2-selectiverecompute",
     "tensor2-fullrecompute",
     "ring2-fullrecompute",
+    "hybrid4-fullrecompute",
     "pipeline2-1f1b-fullrecompute",
+    "tile",
+    "tensor2-tile",
+    "ring2-tile-fullrecompute",
 )
 
 
@@ -112,8 +124,8 @@ def parse_layout(name: str) -> Layout:
         match = re.fullmatch(r"([a-z]+)(0|[1-9]\d*)", word)
         axis, number = (match[1], match[2]) if match else ("", "")
         if axis in _DEGREES:
-            if axis in degrees or {axis, *degrees} >= {"ring", "ulysses"} or number == "0":
-                raise UserError(f"--layouts: {word!r} in {name!r} cannot be: an axis has one degree, 1 or more")
+            if fault := _degree_fault(axis, number, degrees):
+                raise UserError(f"--layouts: {word!r} in {name!r} cannot be: {fault}")
             degrees[axis] = int(number)
         elif axis not in _NUMBERS:
             raise UserError(
@@ -122,8 +134,22 @@ def parse_layout(name: str) -> Layout:
             )
         option = (_DEGREES | _NUMBERS)[axis]
         flags += [*option, number] if option else []
+    if "hybrid" in degrees and _INNER not in flags:
+        flags += [_INNER, "2"]
     ranks = prod(degrees.values())
     return Layout(name, ranks, degrees.get("data", 1), (*flags, "--parallel.ranks", str(ranks)))
+
+
+def _degree_fault(axis: str, number: str, degrees: dict[str, int]) -> str | None:
+    """Why an axis cannot have this degree beside the others of a layout."""
+    if number == "0":
+        return "a degree is 1 or more"
+    if axis in degrees:
+        return f"{axis} has its degree already, {degrees[axis]}"
+    others = _ACROSS_SEQUENCES & degrees.keys()
+    if axis in _ACROSS_SEQUENCES and others:
+        return f"sequences are shared by {others.pop()} already; a ring of 2 x Ulysses of 2 is hybrid4-inner2"
+    return None
 
 
 def choose_layouts(wanted: str) -> list[Layout]:

@@ -118,7 +118,8 @@ def _say(axis: str, parallel: ParallelConfig) -> str:
     lengths = {
         "replicate": parallel.data * parallel.context // parallel.shards,
         "shard": parallel.shards,
-        "context": parallel.context,
+        "ring": parallel.ring,
+        "ulysses": parallel.ulysses,
         "tensor": parallel.tensor,
         "pipeline": parallel.pipeline,
     }

@@ -15,7 +15,7 @@ from polarlm.launch.start.launchers import BUILDERS, Start, forwarded_names, hos
 from polarlm.launch.start.ranks import PLACE_NAMES, WORLD_SIZE
 from polarlm.launch.start.starter import Scene, Starter, choose_starter, look_around
 
-__all__ = ["Launch", "Setting", "available_ranks", "prepare"]
+__all__ = ["Launch", "Setting", "available_spread", "prepare"]
 
 # Set for every rank unless the user has; the first keeps kernels in the order they were given, which tensor parallelism
 # counts on to send while it computes.
@@ -109,13 +109,13 @@ def prepare(
     return _with_each_alone(whole) if each_alone else whole
 
 
-def available_ranks(request: Request, environment: Mapping[str, str]) -> int:
-    """How many ranks a launch would have that does not say a number; at least 1.
+def available_spread(request: Request, environment: Mapping[str, str]) -> Spread:
+    """The ranks, at least 1, that a launch would have which does not say a number.
 
     Raises:
         UserError: as `prepare`.
     """
-    return look_around(request, environment).spread.world
+    return look_around(request, environment).spread
 
 
 def _on_this_machine(launch: Launch) -> Launch:
