@@ -113,6 +113,9 @@ class TrainConfig(Section):
     loss_scale: LossScaleConfig = LossScaleConfig()
     recompute: Literal["none", "selective", "full"] = Field("none", description="activations recomputed in backward")
     recompute_every: Size = Field(1, description="only every n-th block recomputes")
+    offload_activations: Literal["none", "host"] = Field(
+        "none", description="where what recompute full keeps, a block's input, waits for backward: the host's memory"
+    )
     tile: NonNegativeInt = Field(
         0, description="tokens of a sequence that norm and feed-forward take at a time, to hold less; 0 is all"
     )
@@ -153,6 +156,11 @@ class TrainConfig(Section):
                 "tokens: give train.steps or train.tokens, not both"
                 if both
                 else "steps is missing: give train.steps or train.tokens"
+            )
+        if self.offload_activations == "host" and self.recompute != "full":
+            raise ValueError(
+                f"offload_activations: host is for what train.recompute full keeps, and recompute is {self.recompute}; "
+                "use train.recompute full, or offload_activations none"
             )
         if self.schedule.warmup_tokens is not None and self.schedule.warmup_steps:
             raise ValueError("schedule.warmup_tokens: give warmup_steps or warmup_tokens, not both")

@@ -7,6 +7,7 @@ from polarlm.config import RunConfig, Stage, pipeline_stages
 from polarlm.model import Transformer, draw
 from polarlm.parallel.compile import compile_blocks
 from polarlm.parallel.context import share_sequences
+from polarlm.parallel.host_memory import keep_inputs_on_host
 from polarlm.parallel.kernels import PRODUCT_TYPES
 from polarlm.parallel.mesh import Mesh
 from polarlm.parallel.pipeline import cut
@@ -39,6 +40,11 @@ def _build(config: RunConfig, stage: Stage, mesh: Mesh) -> Transformer:
     recompute(model.blocks, config.train)
     if config.train.compile:
         compile_blocks(model.blocks.values(), mesh.world.device)
+    if config.train.offload_activations == "host":
+        # Torch's pipeline stage itself holds on to what it was sent, the input of its first block.
+        first = None if stage.is_first else str(stage.layers[0])
+        own = {number: block for number, block in model.blocks.items() if number != first}
+        keep_inputs_on_host(own, config.train, mesh.world.device)
     shard(model, model.blocks.values(), config.parallel, mesh)
     offloads = config.parallel.offload == "parameters"
     model.to_empty(device="cpu" if offloads else mesh.world.device.torch)

@@ -2,7 +2,7 @@
 
 A name is its words, joined by hyphens: an axis with its degree (`data2 tensor2 ring2 ulysses2 pipeline2`), `zero3` for
 a ZeRO stage, `groups2` for one whose shares are repeated in groups, a pipeline schedule, `offload`, `fullrecompute`,
-`tile`.
+`hostactivations` beside it, `tile`.
 `pipeline2-1f1b-tensor2-zero3-data2` is one of 8 ranks. Any name of these words may be asked for, in the list or not.
 """
 
@@ -19,6 +19,7 @@ _SWITCHES = {
     "offload": ("--parallel.offload", "parameters"),
     "selectiverecompute": ("--train.recompute", "selective"),
     "fullrecompute": ("--train.recompute", "full"),
+    "hostactivations": ("--train.offload-activations", "host"),
     "tile": ("--train.tile", "4"),
     **{schedule: ("--parallel.pipeline-schedule", schedule) for schedule in SCHEDULES},
 }
@@ -79,6 +80,11 @@ NAMES = (
     "tensor2-fullrecompute",
     "ring2-fullrecompute",
     "pipeline2-1f1b-fullrecompute",
+    "fullrecompute-hostactivations",
+    "zero3-data2-fullrecompute-hostactivations",
+    "tensor2-fullrecompute-hostactivations",
+    "ring2-fullrecompute-hostactivations",
+    "pipeline2-1f1b-fullrecompute-hostactivations",
 )
 
 
