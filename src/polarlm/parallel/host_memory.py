@@ -104,7 +104,8 @@ class HostMemory:
 
     def _move(self, kept: "Kept", near: Tensor, *, to_host: bool) -> None:
         target, source = (kept.buffer, near) if to_host else (near, kept.buffer)
-        self._stream.wait_stream(self._streams.current_stream())  # which may still write `near`, or what was there before
+        # It may still write `near`, or read what was there before.
+        self._stream.wait_stream(self._streams.current_stream())
         with self._streams.stream(self._stream):
             target.copy_(source, non_blocking=True)
         kept.near, kept.moved = near, self._stream.record_event()
