@@ -12,6 +12,7 @@ from ranks import run_ranks
 DROPOUT = ["--model.dropout", "0.3"]
 ZERO3, ULYSSES = ["--parallel.zero-stage", "3"], ["--parallel.context-method", "ulysses"]
 PIPELINE = ["--parallel.pipeline", "2", "--train.micro-batch-size", "2", "--train.gradient-accumulation-steps", "4"]
+FULL_ON_HOST = ["--train.recompute", "full", "--train.offload-activations", "host"]
 LAYOUTS = {
     "alone": (1, DROPOUT),
     "zero 3": (2, [*ZERO3, *DROPOUT]),
@@ -43,6 +44,8 @@ def test_gradients_are_the_same_to_the_bit(layout, family):
         ["--train.recompute", "selective"],
         ["--train.recompute", "full"],
         ["--train.recompute", "full", "--train.recompute-every", "2"],
+        FULL_ON_HOST,
+        [*FULL_ON_HOST, "--train.recompute-every", "2"],
     ]
     for found in run_ranks(ranks, _gradients, family, flags, ways, family == "llama"):
         (losses, gradients), *others = found
@@ -54,10 +57,11 @@ def test_gradients_are_the_same_to_the_bit(layout, family):
 
 def test_full_goes_with_a_backward_pass_in_two_parts():
     split = [*PIPELINE, "--parallel.pipeline-schedule", "zbvzerobubble", "--model.layers", "4"]
-    ways = [["--train.recompute", mode] for mode in ("none", "full")]
-    for (losses, gradients), (full_losses, full_gradients) in run_ranks(2, _gradients, "llama", split, ways, False):
-        assert full_losses == losses
-        assert all(torch.equal(full_gradients[name], gradients[name]) for name in gradients)
+    ways = [["--train.recompute", "none"], ["--train.recompute", "full"], FULL_ON_HOST]
+    for (losses, gradients), *others in run_ranks(2, _gradients, "llama", split, ways, False):
+        for other_losses, other_gradients in others:
+            assert other_losses == losses
+            assert all(torch.equal(other_gradients[name], gradients[name]) for name in gradients)
 
 
 def test_what_is_computed_again_uses_the_kernel_that_was_asked_for():

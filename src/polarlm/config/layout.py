@@ -135,6 +135,11 @@ def _pipeline_faults(config: RunConfig) -> list[str]:
             f"train.recompute: {schedule} goes backward through a block twice, and what selective keeps serves once; "
             "use full, or parallel.pipeline_schedule 1f1b"
         )
+    if schedule in SPLIT_BACKWARD and config.train.parameter_precision != "fp32":
+        faults.append(
+            f"train.parameter_precision: {schedule} adds microbatches' gradients up in the parameters' own type, which "
+            "loses what is small; use parallel.pipeline_schedule interleaved1f1b, or train.parameter_precision fp32"
+        )
     if schedule in SPLIT_BACKWARD and config.train.compile:
         faults.append(
             f"train.compile: {schedule} goes backward through a block in two parts, which compiled code cannot; "

@@ -72,6 +72,7 @@ class OptimizerConfig(Section):
     eps: PositiveFloat = Field(1e-8, description="added to the root of the second moment")
     weight_decay: NonNegativeFloat = Field(0.1, description="decoupled weight decay")
     clip: NonNegativeFloat = Field(1.0, description="largest gradient norm; 0 is no clipping")
+    fused: bool = Field(True, description="AdamW's steps in one kernel a parameter; else in several over all of them")
 
 
 class ScheduleConfig(Section):
@@ -110,9 +111,15 @@ class TrainConfig(Section):
     global_batch_size: Size | None = Field(None, description="sequences an optimizer step takes, over all ranks")
     gradient_accumulation_steps: Size | None = Field(None, description="microbatches a step; or the above")
     precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="type of the matrix products")
+    parameter_precision: Literal["fp32", "bf16"] = Field(
+        "fp32", description="type of the parameters that a step computes with and gathers; those it changes are fp32"
+    )
     loss_scale: LossScaleConfig = LossScaleConfig()
     recompute: Literal["none", "selective", "full"] = Field("none", description="activations recomputed in backward")
     recompute_every: Size = Field(1, description="only every n-th block recomputes")
+    offload_activations: Literal["none", "host"] = Field(
+        "none", description="where what recompute full keeps, a block's input, waits for backward: the host's memory"
+    )
     tile: NonNegativeInt = Field(
         0, description="tokens of a sequence that norm and feed-forward take at a time, to hold less; 0 is all"
     )
@@ -153,6 +160,16 @@ class TrainConfig(Section):
                 "tokens: give train.steps or train.tokens, not both"
                 if both
                 else "steps is missing: give train.steps or train.tokens"
+            )
+        if self.parameter_precision == "bf16" != self.precision:
+            raise ValueError(
+                f"parameter_precision: bf16 parameters are for bf16 products, and train.precision is {self.precision}; "
+                "use train.precision bf16, or parameter_precision fp32"
+            )
+        if self.offload_activations == "host" and self.recompute != "full":
+            raise ValueError(
+                f"offload_activations: host is for what train.recompute full keeps, and recompute is {self.recompute}; "
+                "use train.recompute full, or offload_activations none"
             )
         if self.schedule.warmup_tokens is not None and self.schedule.warmup_steps:
             raise ValueError("schedule.warmup_tokens: give warmup_steps or warmup_tokens, not both")

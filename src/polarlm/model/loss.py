@@ -113,7 +113,9 @@ class _FusedCrossEntropy(torch.autograd.Function):
         matrix = weight.to(dtype)
         total = torch.zeros((), device=hidden.device)
         hidden_grad = torch.empty_like(hidden) if wants_gradients else None
-        weight_grad = torch.zeros_like(weight) if wants_gradients else None
+        # The chunks' sum is in fp32 at least, for their number would add to the error.
+        sum_type = torch.promote_types(weight.dtype, torch.float32)
+        weight_grad = torch.zeros_like(weight, dtype=sum_type) if wants_gradients else None
         rows = max(_FEWEST_ROWS, _CHUNK_LOGITS // vocabulary.most)
         for start in range(0, len(hidden), rows):
             some = hidden[start : start + rows].to(dtype)
@@ -131,10 +133,11 @@ class _FusedCrossEntropy(torch.autograd.Function):
             if wants_gradients:
                 logit_grad = logit_grad.to(dtype)
                 hidden_grad[start : start + rows] = logit_grad @ matrix
-                if dtype == weight.dtype:
+                if dtype == sum_type:
                     weight_grad.addmm_(logit_grad.mT, some)
-                else:  # the chunks' sum keeps the weight's type, for their number would add to the error
+                else:
                     weight_grad += logit_grad.mT @ some
+        ctx.weight_type = weight.dtype
         ctx.save_for_backward(hidden_grad, weight_grad)
         ctx.gradient_scale = gradient_scale
         return total
@@ -145,7 +148,7 @@ class _FusedCrossEntropy(torch.autograd.Function):
         # Not in place: some pipeline schedules ask twice, for the input's gradient first and the weight's later.
         hidden_grad, weight_grad = ctx.saved_tensors
         scale = scale / ctx.gradient_scale
-        return hidden_grad * scale, weight_grad * scale, *[None] * 7
+        return hidden_grad * scale, (weight_grad * scale).to(ctx.weight_type), *[None] * 7
 
 
 def _loss_and_gradient(

@@ -5,8 +5,10 @@ from torch import nn
 
 from polarlm.config import RunConfig, Stage, pipeline_stages
 from polarlm.model import Transformer, draw
+from polarlm.parallel.cast import cast_parameters
 from polarlm.parallel.compile import compile_blocks
 from polarlm.parallel.context import share_sequences
+from polarlm.parallel.host_memory import keep_inputs_on_host
 from polarlm.parallel.kernels import PRODUCT_TYPES
 from polarlm.parallel.mesh import Mesh
 from polarlm.parallel.pipeline import cut
@@ -33,12 +35,20 @@ def _build(config: RunConfig, stage: Stage, mesh: Mesh) -> Transformer:
     share_sequences(model, ring, ulysses, is_plain=config.train.attention == "math")
     if mesh.size("tensor") > 1:
         share_matrices(model, mesh.weights["tensor"])
+    computed_in = PRODUCT_TYPES[config.train.parameter_precision]
+    if mesh.weights is None and computed_in != torch.float32:
+        cast_parameters(model, computed_in)
     if config.train.tile:
         tile_feed_forward(model.blocks.values(), config.train.tile)
     recompute(model.blocks, config.train)
     if config.train.compile:
         compile_blocks(model.blocks.values(), mesh.world.device)
-    shard(model, model.blocks.values(), config.parallel, mesh)
+    if config.train.offload_activations == "host":
+        # Torch's pipeline stage itself holds on to what it was sent, the input of its first block.
+        first = None if stage.is_first else str(stage.layers[0])
+        own = {number: block for number, block in model.blocks.items() if number != first}
+        keep_inputs_on_host(own, config.train, mesh.world.device)
+    shard(model, model.blocks.values(), config.parallel, mesh, computed_in)
     offloads = config.parallel.offload == "parameters"
     model.to_empty(device="cpu" if offloads else mesh.world.device.torch)
     initialise(model, config)

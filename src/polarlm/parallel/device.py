@@ -3,6 +3,7 @@
 import resource
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -26,6 +27,11 @@ class Device:
     def name(self) -> str:
         """What the device calls itself, such as `NVIDIA A100-SXM4-40GB`; `cpu` on a CPU."""
         return "cpu" if self.torch.type == "cpu" else self._module.get_device_name(self.torch)
+
+    @property
+    def streams(self) -> Any:
+        """Torch's module with this device's `Stream`, `stream`, `current_stream`; on a CPU they do nothing."""
+        return self._module
 
     def synchronize(self) -> None:
         """Wait until the device has done all it was given."""

@@ -19,6 +19,7 @@ from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_s
 
 from polarlm.config import SPLIT_BACKWARD, RunConfig, Stage, pipeline_stages
 from polarlm.model import Transformer
+from polarlm.parallel.kernels import PRODUCT_TYPES
 from polarlm.parallel.mesh import Mesh
 from polarlm.parallel.shard import lets_go_between_passes, local_part
 
@@ -70,6 +71,8 @@ class Pipeline:
         self._rank_of = [stage.rank for stage in pipeline_stages(config)]
         self._last = len(self._rank_of) - 1
         self._microbatch = train.micro_batch_size, train.seq_len // parallel.context
+        # What stages hand on has the type of the embedding that it began as.
+        self._type = PRODUCT_TYPES[train.parameter_precision]
         self._hidden = train.micro_batch_size, self._microbatch[1] // parallel.tensor, config.model.hidden
         self._schedules: dict[int, object] = {}
         self._divisor = 1.0
@@ -108,7 +111,7 @@ class Pipeline:
         hidden = tokens
         for number, stage in sorted(self._stages.items()):
             if number > 0 and not self._is_here(number - 1):
-                hidden = hidden.new_empty(len(tokens), *self._hidden[1:], dtype=torch.float32)
+                hidden = hidden.new_empty(len(tokens), *self._hidden[1:], dtype=self._type)
                 dist.recv(hidden, self._global_rank(number - 1), self._group)
             hidden = stage(hidden, positions, document_ids, targets)
             if number < self._last and not self._is_here(number + 1):
@@ -132,7 +135,7 @@ class Pipeline:
 
     def _torch_stage(self, number: int) -> "_Stage":
         device = self._mesh.world.device.torch
-        hidden = torch.empty(self._hidden, device="meta", requires_grad=True)
+        hidden = torch.empty(self._hidden, dtype=self._type, device="meta", requires_grad=True)
         tokens = torch.empty(self._microbatch, dtype=torch.int64, device="meta")
         loss = torch.empty((), device="meta", requires_grad=True)
         return _Stage(

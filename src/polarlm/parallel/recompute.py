@@ -36,11 +36,14 @@ def recompute(blocks: Mapping[str, nn.Module], train: TrainConfig) -> None:
     Args:
         blocks: by their number in the whole model, from 0, on whichever pipeline stage they are.
     """
-    if train.recompute == "none":
-        return
     for number, block in blocks.items():
-        if (int(number) + 1) % train.recompute_every == 0:
+        if recomputes(number, train):
             block.forward = _POLICIES[train.recompute](block.forward)
+
+
+def recomputes(number: str, train: TrainConfig) -> bool:
+    """Whether the block of this number does."""
+    return train.recompute != "none" and (int(number) + 1) % train.recompute_every == 0
 
 
 # Each policy calls `checkpoint` in a function of its own, since torch's compiler passes over a block whose `forward` is

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate
 
 from polarlm.config import SPLIT_BACKWARD, ParallelConfig
@@ -26,17 +26,27 @@ from polarlm.model import Transformer
 from polarlm.parallel.mesh import Mesh
 
 
-def shard(model: nn.Module, blocks: Iterable[nn.Module], parallel: ParallelConfig, mesh: Mesh) -> None:
+def shard(
+    model: nn.Module,
+    blocks: Iterable[nn.Module],
+    parallel: ParallelConfig,
+    mesh: Mesh,
+    gathered_in: torch.dtype = torch.float32,
+) -> None:
     """Share the model out over the mesh's (replicate, shard) axes, in place; on one process this is the identity.
 
     Args:
         blocks: the parts that communicate on their own, so that their traffic overlaps with the others' work.
+        gathered_in: type of the parameters between ranks and in forward and backward; those of the optimizer and every
+            sum of gradients are fp32.
     """
     if mesh.weights is None:
         return
     # Pinned memory needs an accelerator's driver.
     pinned = mesh.world.device.torch.type != "cpu"
     offload = CPUOffloadPolicy(pin_memory=pinned) if parallel.offload == "parameters" else OffloadPolicy()
+    # Of the model's inputs and what blocks hand on, nothing is cast: `autocast` says what is computed in which type.
+    precision = MixedPrecisionPolicy(gathered_in, torch.float32, cast_forward_inputs=False)
     # Where nothing is repeated a sum over the replicas would only hold each gradient twice.
     axes = ("replicate", "shard") if mesh.size("replicate") > 1 else ("shard",)
     for part in (*blocks, model):
@@ -44,6 +54,7 @@ def shard(model: nn.Module, blocks: Iterable[nn.Module], parallel: ParallelConfi
             part,
             mesh=mesh.weights[axes],
             reshard_after_forward=lets_go_between_passes(parallel),
+            mp_policy=precision,
             offload_policy=offload,
         )
     for part in model.modules():

@@ -22,7 +22,9 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig, *, in_host_memory
     matrices = {name: parameter for name, parameter in named.items() if parameter.ndim >= 2}
     vectors = [parameter for parameter in named.values() if parameter.ndim < 2]
     decay = config.weight_decay
-    moments = {"lr": config.lr, "betas": config.betas, "eps": config.eps, "fused": True}
+    moments = {"lr": config.lr, "betas": config.betas, "eps": config.eps, "fused": config.fused}
+    if not config.fused:
+        moments["foreach"] = True
     if config.name == "muon":
         hidden = [parameter for name, parameter in matrices.items() if name.startswith("blocks.")]
         others = [parameter for name, parameter in matrices.items() if not name.startswith("blocks.")]

@@ -52,6 +52,8 @@ class Watch:
         if self._run.config.train.deterministic:
             told = "".join(f", {name}={value}" for name, value in deterministic_variables(self._device).items())
             self.say(f"deterministic: another run of this layout will be equal to the bit{told}")
+        if self._run.config.train.offload_activations == "host" and self._device.torch.type == "cpu":
+            self.say("train.offload_activations: this device's memory is the host's, so nothing is saved")
         if step := self._run.progress.step:
             self.say(f"goes on after step {step}")
         self._open.enter_context(self._profile)

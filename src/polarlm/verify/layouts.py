@@ -2,7 +2,8 @@
 
 A name is its words, joined by hyphens: an axis with its degree (`data2 tensor2 ring2 ulysses2 hybrid4 pipeline2`),
 `inner4` for the neighbours that share heads in a hybrid, else 2, `zero3` for a ZeRO stage, `groups2` for one whose
-shares are repeated in groups, a pipeline schedule, `offload`, `fullrecompute`, `tile`.
+shares are repeated in groups, a pipeline schedule, `offload`, `fullrecompute`,
+`hostactivations` beside it, `tile`.
 `pipeline2-1f1b-tensor2-zero3-data2` is one of 8 ranks. Any name of these words may be asked for, in the list or not.
 """
 
@@ -19,6 +20,7 @@ _SWITCHES = {
     "offload": ("--parallel.offload", "parameters"),
     "selectiverecompute": ("--train.recompute", "selective"),
     "fullrecompute": ("--train.recompute", "full"),
+    "hostactivations": ("--train.offload-activations", "host"),
     "tile": ("--train.tile", "4"),
     **{schedule: ("--parallel.pipeline-schedule", schedule) for schedule in SCHEDULES},
 }
@@ -91,6 +93,11 @@ NAMES = (
     "tile",
     "tensor2-tile",
     "ring2-tile-fullrecompute",
+    "fullrecompute-hostactivations",
+    "zero3-data2-fullrecompute-hostactivations",
+    "tensor2-fullrecompute-hostactivations",
+    "ring2-fullrecompute-hostactivations",
+    "pipeline2-1f1b-fullrecompute-hostactivations",
 )
 
 
