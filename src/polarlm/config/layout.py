@@ -116,8 +116,8 @@ def _layout_faults(config: RunConfig, ranks: int) -> list[str]:
         and (train.recompute != "none" or train.tile)
     ):
         faults.append(
-            "train.parameter_precision: one process casts inside what train.recompute or train.tile computes again, and "
-            "torch's compiler takes no such cast; use train.parameter_precision fp32, or train.compile false"
+            "train.parameter_precision: one process casts inside of what train.recompute or train.tile computes again, "
+            "and torch's compiler takes no such cast; use train.parameter_precision fp32, or train.compile false"
         )
     if parallel.offload == "optimizer" and train.optimizer.name != "adamw":
         faults.append(

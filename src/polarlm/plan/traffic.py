@@ -2,8 +2,8 @@
 
 Amounts are those of all ranks together. Of b bytes that each rank of a group of n hands to a collective, a rank sends
 at least (n-1)/n·b in a reduce-scatter or an all-to-all, (n-1)·b in an all-gather, twice the first in an all-reduce
-(Chan et al. 2007, doi 10.1002/cpe.1206). Gradients travel as fp32, and so do parameters and activations, or both as bf16
-where parameters are bf16.
+(Chan et al. 2007, doi 10.1002/cpe.1206). Gradients travel as fp32; parameters and activations too, or as bf16 where
+parameters are bf16.
 
 - ZeRO (arXiv 1910.02054, section 7), P parameters: 0: gradients all-reduced, 2P(n-1)/n a step. 1 and 2: parameters
   gathered, P(n-1)/n a step; gradients scattered, P(n-1)/n a step or a microbatch. 3: gathered twice and scattered once
@@ -42,8 +42,8 @@ class Traffic:
 
 
 def step_traffic(config: RunConfig) -> Traffic:
-    """One step's traffic of a resolved run that recomputes nothing, in fp32 or with parameters and products in bf16; sizes
-    that do not divide are not padded."""
+    """One step's traffic of a resolved run that recomputes nothing, in fp32 or with bf16 parameters; sizes that do not
+    divide are not padded."""
     assert config.parallel.ranks is not None
     counter = _Counter(config)
     if config.parallel.ranks > 1:
