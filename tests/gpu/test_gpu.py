@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from polarlm.config import load_run
 from polarlm.data import Batch
 from polarlm.parallel import Device, Engine, World, local_device
+from polarlm.parallel.host_memory import HostMemory
 from polarlm.plan import count_parameters
 from polarlm.train import build_optimizer, train_step
 
@@ -92,6 +93,67 @@ def test_half_precision_stays_near_fp32(precision, bound, attention):
     assert any(not torch.equal(half_gradients[name], gradients[name]) for name in gradients), (
         f"{precision} was not used"
     )
+
+
+FULL = [*LLAMA, "--train.recompute", "full", "--train.attention", "math"]
+
+
+def test_inputs_kept_on_the_host_are_back_in_time():
+    steps, gradients, weights = _train(local_device(0), *FULL)
+    host_steps, host_gradients, host_weights = _train(local_device(0), *FULL, "--train.offload-activations", "host")
+    assert torch.equal(host_steps, steps)
+    assert all(torch.equal(host_gradients[name], gradients[name]) for name in gradients)
+    assert all(torch.equal(host_weights[name], weights[name]) for name in weights)
+
+
+def _kept_bytes(*flags):
+    """What lives on the device from a forward pass to its backward pass."""
+    config = load_run(None, environment={}, flags=[*FLAGS, *FULL, "--model.layers", "12", *flags]).config
+    engine = Engine(config, World(0, 1, local_device(0)))
+    tokens = torch.arange(ROWS * LENGTH).view(ROWS, LENGTH) % VOCABULARY
+    batch = tokens, torch.arange(LENGTH).expand(ROWS, -1), None, tokens
+    engine.forward_backward([batch], 1.0)  # the first one makes room for libraries, and gradients
+    torch.accelerator.synchronize()
+    before = torch.accelerator.memory_allocated()
+    loss = engine.loss(batch)
+    torch.accelerator.synchronize()
+    assert loss.requires_grad
+    return torch.accelerator.memory_allocated() - before
+
+
+def test_inputs_kept_on_the_host_leave_the_device():
+    input_bytes = ROWS * LENGTH * FIELDS["model.hidden"] * 4
+    saved = _kept_bytes() - _kept_bytes("--train.offload-activations", "host")
+    assert saved == pytest.approx(11 * input_bytes, rel=0.05)  # of 12 blocks; the last one's is needed first
+
+
+def test_host_buffers_are_pinned_and_used_again():
+    device, places = local_device(0), []
+    memory = HostMemory(device)
+    for _ in range(3):
+        tensors = [torch.full((256, 1024), float(number), device=device.torch) for number in range(4)]
+        kept = [memory.keep(tensor.clone(), number) for number, tensor in enumerate(tensors)]
+        assert all(each.buffer.is_pinned() for each in kept)
+        places.append({each.buffer.data_ptr() for each in kept})
+        back = [memory.unpack(each) for each in reversed(kept)]
+        assert all(torch.equal(one, other) for one, other in zip(reversed(back), tensors, strict=True))
+        del kept
+    assert places[0] == places[1] == places[2]
+
+
+def test_bf16_parameters_stay_near_fp32():
+    steps, gradients, _ = _train(local_device(0), *LLAMA)
+    bf16 = ["--train.precision", "bf16", "--train.parameter-precision", "bf16"]
+    bf16_steps, bf16_gradients, bf16_weights = _train(local_device(0), *LLAMA, *bf16)
+    torch.testing.assert_close(bf16_steps, steps, rtol=2e-2, atol=0)
+    _assert_close(bf16_gradients, gradients, 5e-2)
+    assert all(weight.dtype == torch.float32 for weight in bf16_weights.values())
+
+
+def test_without_the_fused_kernel_adamw_takes_the_same_steps():
+    _, _, weights = _train(local_device(0), *LLAMA)
+    _, _, plain_weights = _train(local_device(0), *LLAMA, "--train.optimizer.fused", "false")
+    _assert_close(plain_weights, weights, 1e-4)
 
 
 def test_memory_is_the_devices_and_holds_the_training_state():

@@ -105,3 +105,13 @@ def test_more_chunks_make_bf16_no_worse(inputs, monkeypatch):
     monkeypatch.setattr(loss, "_CHUNK_LOGITS", 1)
     monkeypatch.setattr(loss, "_FEWEST_ROWS", 4)
     assert 0 < error() < 1.2 * one_chunk
+
+
+def test_the_gradient_of_a_bf16_weight_is_rounded_once(monkeypatch):
+    monkeypatch.setattr(loss, "_CHUNK_LOGITS", 1)
+    tokens = 40 * loss._FEWEST_ROWS  # in 40 chunks, each of which adds as much
+    hidden, weight = torch.ones(1, tokens, 8, dtype=torch.bfloat16), torch.zeros(16, 8, dtype=torch.bfloat16)
+    _, _, grad = _run(CrossEntropy(), hidden, weight, torch.zeros(1, tokens, dtype=torch.int64), scale=1 / tokens)
+    assert grad.dtype == torch.bfloat16
+    expected = torch.full((16, 8), 1 / 16) - F.one_hot(torch.tensor(0), 16)[:, None]
+    torch.testing.assert_close(grad.float(), expected, rtol=2**-8, atol=0)

@@ -17,6 +17,7 @@ from polarlm.train import build_optimizer
 from ranks import run_ranks
 
 SHAPE = ["--model.layers", "12", "--model.hidden", "64", "--train.seq-len", "2"]
+BF16 = ["--train.precision", "bf16", "--train.parameter-precision", "bf16"]
 LAYOUTS = {  # ranks, flags, ranks that share out
     "zero 0": (4, ["--parallel.zero-stage", "0"], 1),
     **{f"zero {stage}": (4, ["--parallel.zero-stage", str(stage)], 4) for stage in (1, 2, 3)},
@@ -24,6 +25,7 @@ LAYOUTS = {  # ranks, flags, ranks that share out
         f"zero {stage} in groups of 2": (4, ["--parallel.zero-stage", str(stage), "--parallel.hybrid", "2"], 2)
         for stage in (2, 3)
     },
+    "zero 1 in bf16": (4, ["--parallel.zero-stage", "1", *BF16], 4),
 }
 
 
@@ -58,7 +60,7 @@ def test_no_rank_holds_more_than_the_paper_says(layout):
     ranks, flags, shards = LAYOUTS[layout]
     config = run_config("llama", ranks, [*SHAPE, *flags])
     parameters, stage = count_parameters(config.model), config.parallel.zero_stage
-    states = state_bytes(parameters, stage, shards)
+    states = state_bytes(parameters, stage, shards, parameter=2 if flags[-2:] == BF16[-2:] else 4)
     block = (parameters - 2 * 61 * 64) // 12
     for between, after_backward, peak in run_ranks(ranks, _measure, flags):
         assert between == pytest.approx(states.optimizer, rel=0.005)

@@ -12,6 +12,7 @@ from polarlm.train.step import as_tensors
 from ranks import run_ranks
 
 BF16, FP16 = (["--train.precision", name] for name in ("bf16", "fp16"))
+PARAMETERS = [*BF16, "--train.parameter-precision", "bf16"]
 LAYOUTS = {f"zero {stage}": ["--parallel.zero-stage", str(stage)] for stage in (0, 1, 2, 3)}
 LAYOUTS["recomputed, zero 3"] = ["--parallel.zero-stage", "3", "--train.recompute", "selective"]
 SUMS = ("reduce_scatter", "allreduce")
@@ -68,7 +69,7 @@ def test_only_products_are_in_half_precision(layout, flags, product):
         assert_close(rank_gradients, gradients)
 
 
-@pytest.mark.parametrize(("flags", "bits", "loss_scale"), [(BF16, 8, 1.0), (FP16, 11, 2.0**12)])
+@pytest.mark.parametrize(("flags", "bits", "loss_scale"), [(BF16, 8, 1.0), (PARAMETERS, 8, 1.0), (FP16, 11, 2.0**12)])
 def test_half_precision_is_near_fp32(flags, bits, loss_scale):
     [(loss, gradients, _)] = run_ranks(1, _step, [], 8)
     [(half_loss, half_gradients, _)] = run_ranks(1, _step, flags, 8, loss_scale)

@@ -34,6 +34,23 @@ def test_decay_is_on_matrices_only():
     assert decays == {(7, 4): 0.3, (6, 4): 0.3, (4, 6): 0.3, (6,): 0.0, (4,): 0.0}
 
 
+@pytest.mark.parametrize(("name", "in_host_memory"), [("adamw", False), ("adamw", True), ("muon", False)])
+def test_without_the_fused_kernel_adamw_takes_the_same_steps(name, in_host_memory):
+    fused, plain = _Model(), _Model()
+    optimizers = []
+    for model, switch in ((fused, True), (plain, False)):
+        config = OptimizerConfig(name=name, lr=0.01, fused=switch)
+        optimizers.append(build_optimizer(model, config, in_host_memory=in_host_memory))
+        for seed in range(3):
+            _step(model, optimizers[-1], seed)
+    switches = [
+        (optimizer.param_groups[-1]["fused"], optimizer.param_groups[-1].get("foreach")) for optimizer in optimizers
+    ]
+    assert switches in ([(True, None), (False, True)], [(True, False), (False, True)])
+    for name, parameter in plain.named_parameters():
+        torch.testing.assert_close(parameter, fused.get_parameter(name), rtol=1e-6, atol=1e-7)
+
+
 @pytest.mark.parametrize("shape", [(8, 8), (4, 16), (16, 4)])
 def test_orthogonalise_brings_singular_values_near_one(shape):
     matrix = torch.randn(shape, generator=torch.Generator().manual_seed(1))

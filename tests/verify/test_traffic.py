@@ -23,6 +23,11 @@ LAYOUTS = {  # the axes and collectives that each must be seen to use
     "ulysses2-tensor2": {("ulysses", "all_to_all"), ("tensor", "all_gather"), ("replicate", "all_reduce")},
     "hybrid4": {("ulysses", "all_to_all"), ("ring", "send"), ("replicate", "all_reduce")},
 }
+HALVED = {
+    "zero3-data2": {"all_gather"},
+    "ulysses2": {"all_to_all"},
+    "pipeline2-1f1b": {"send"},
+}
 
 
 def _rows(name):
@@ -36,6 +41,21 @@ def test_a_step_sends_what_the_textbook_says(name):
         assert (row.verdict, row.reason, wrong) == ("ok", "", [])
         assert {(amount.axis, amount.kind) for amount in row.amounts} >= LAYOUTS[name]
         assert all(amount.bytes == pytest.approx(amount.textbook_bytes) for amount in row.amounts)
+
+
+@pytest.mark.parametrize("name", HALVED)
+def test_with_bf16_parameters_all_but_gradients_is_half_of_it(name):
+    bf16 = ["--train.precision", "bf16", "--train.parameter-precision", "bf16"]
+    for row in count_traffic([parse_layout(name)], [*BATCH, *bf16], 2):
+        wrong = [amount for amount in row.amounts if not amount.agrees]
+        assert (row.verdict, row.reason, wrong) == ("ok", "", [])
+    textbook, in_fp32 = (
+        {amount.kind: amount.textbook_bytes for amount in row.amounts}
+        for row in (row, list(count_traffic([parse_layout(name)], BATCH, 2))[-1])
+    )
+    halved = {kind for kind, size in textbook.items() if size == in_fp32[kind] / 2}
+    assert halved == HALVED[name]
+    assert all(size == in_fp32[kind] for kind, size in textbook.items() if kind not in halved)
 
 
 @pytest.mark.parametrize("name", ["data2", "zero1-groups2-data4"])

@@ -111,6 +111,16 @@ def _layout_faults(config: RunConfig, ranks: int) -> list[str]:
             f"train.compile: torch's compiler fails on matrices that {parallel.tensor} tensor-parallel ranks share; "
             "use parallel.tensor 1, or train.compile false"
         )
+    if (
+        train.compile
+        and ranks == 1
+        and train.parameter_precision != "fp32"
+        and (train.recompute != "none" or train.tile)
+    ):
+        faults.append(
+            "train.parameter_precision: one process casts inside of what train.recompute or train.tile computes again, "
+            "and torch's compiler takes no such cast; use train.parameter_precision fp32, or train.compile false"
+        )
     if parallel.offload == "optimizer" and train.optimizer.name != "adamw":
         faults.append(
             f"parallel.offload: optimizer is for train.optimizer.name adamw, not {train.optimizer.name}; "

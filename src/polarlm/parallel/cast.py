@@ -4,7 +4,7 @@ The model's own parameters stay fp32: they are what the optimizer changes, and w
 part computes with copies that are cast when it begins, and a block that is computed again casts again.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from polarlm.model import Transformer
 
+_Place = tuple[nn.Module, str]  # a module, and the name it has the parameter under
+
 
 def cast_parameters(model: Transformer, dtype: torch.dtype) -> None:
     """Let every part compute with its parameters in `dtype`, in place; their names and their own type stay.
@@ -20,33 +22,41 @@ def cast_parameters(model: Transformer, dtype: torch.dtype) -> None:
     To be called before what repeats some of the work in backward, which then casts again too.
     """
     for block in model.blocks.values():
-        owners = list(block.modules())
-        block.transform_tokens = _casting(block.transform_tokens, owners, dtype)
-        block.forward = _casting(block.forward, owners, dtype)
+        places = _places(block.modules())
+        block.transform_tokens = _casting(block.transform_tokens, places, dtype)
+        block.forward = _casting(block.forward, places, dtype)
     ends = (part for part in (model.embedding, model.norm, model.head) if part is not None)
-    model.forward = _casting(model.forward, [owner for end in ends for owner in end.modules()], dtype)
+    model.forward = _casting(model.forward, _places(owner for end in ends for owner in end.modules()), dtype)
 
 
-def _casting(call: Callable, owners: Sequence[nn.Module], dtype: torch.dtype) -> Callable:
+def _places(owners: Iterable[nn.Module]) -> list[list[_Place]]:
+    """Where each of the parameters is found; a tied head's in two places."""
+    places: dict[nn.Parameter, list[_Place]] = {}
+    for owner in owners:
+        for name, parameter in owner.named_parameters(recurse=False):
+            places.setdefault(parameter, []).append((owner, name))
+    return list(places.values())
+
+
+def _casting(call: Callable, places: list[list[_Place]], dtype: torch.dtype) -> Callable:
     def casting(*inputs: Any) -> Any:
-        with _cast(owners, dtype):
+        with _cast(places, dtype):
             return call(*inputs)
 
     return casting
 
 
 @contextmanager
-def _cast(owners: Sequence[nn.Module], dtype: torch.dtype) -> Iterator[None]:
-    own = [dict(owner._parameters) for owner in owners]
-    casts: dict[int, Tensor] = {}  # by parameter, since a tied head has the embedding's
+def _cast(places: list[list[_Place]], dtype: torch.dtype) -> Iterator[None]:
+    own = [getattr(*first) for first, *_ in places]
     try:
-        for owner, parameters in zip(owners, own, strict=True):
-            for name, parameter in parameters.items():
-                if parameter is not None:
-                    if id(parameter) not in casts:
-                        casts[id(parameter)] = parameter.to(dtype)
-                    owner._parameters[name] = casts[id(parameter)]
+        _put(places, [parameter.to(dtype) for parameter in own])
         yield
     finally:
-        for owner, parameters in zip(owners, own, strict=True):
-            owner._parameters.update(parameters)
+        _put(places, own)
+
+
+def _put(places: list[list[_Place]], tensors: list[Tensor]) -> None:
+    for alike, tensor in zip(places, tensors, strict=True):
+        for owner, name in alike:
+            owner._parameters[name] = tensor

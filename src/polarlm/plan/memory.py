@@ -35,8 +35,8 @@ def state_bytes(
         parameters: on this rank's tensor and pipeline part.
         zero_stage: 0 shares out nothing; 1 the optimizer's part, 2 gradients too, 3 all.
         parameter, gradient, optimizer: bytes of one parameter's; by default AdamW in fp32, whatever type
-            `train.precision` gives the products, and 4 of the optimizer's 12 are the weight. Mixed precision of the
-            paper's kind has 2, 2 and 12.
+            `train.precision` gives the products, and 4 of the optimizer's 12 are the weight. With
+            `train.parameter_precision` bf16 parameters are 2; mixed precision of the paper's kind has 2, 2 and 12.
     """
     shares = [shards if zero_stage >= stage else 1 for stage in (3, 2, 1)]
     held = [parameters * each / share for each, share in zip((parameter, gradient, optimizer), shares, strict=True)]

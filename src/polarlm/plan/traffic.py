@@ -2,7 +2,8 @@
 
 Amounts are those of all ranks together. Of b bytes that each rank of a group of n hands to a collective, a rank sends
 at least (n-1)/n·b in a reduce-scatter or an all-to-all, (n-1)·b in an all-gather, twice the first in an all-reduce
-(Chan et al. 2007, doi 10.1002/cpe.1206). Parameters and gradients travel as fp32, and so do activations here.
+(Chan et al. 2007, doi 10.1002/cpe.1206). Gradients travel as fp32; parameters and activations too, or as bf16 where
+parameters are bf16.
 
 - ZeRO (arXiv 1910.02054, section 7), P parameters: 0: gradients all-reduced, 2P(n-1)/n a step. 1 and 2: parameters
   gathered, P(n-1)/n a step; gradients scattered, P(n-1)/n a step or a microbatch. 3: gathered twice and scattered once
@@ -28,7 +29,7 @@ from itertools import pairwise
 from polarlm.config import SPLIT_BACKWARD, RunConfig, pipeline_stages
 from polarlm.plan.shapes import Parameter, block_parameters, embedding_parameters, head_parameters
 
-_FP32, _FP64 = 4, 8
+_BF16, _FP32, _FP64 = 2, 4, 8
 
 
 @dataclass
@@ -43,7 +44,8 @@ class Traffic:
 
 
 def step_traffic(config: RunConfig) -> Traffic:
-    """One step's traffic of a resolved run in fp32 that recomputes nothing; sizes that do not divide are not padded."""
+    """One step's traffic of a resolved run that recomputes nothing, in fp32 or with bf16 parameters; sizes that do not
+    divide are not padded."""
     assert config.parallel.ranks is not None
     counter = _Counter(config)
     if config.parallel.ranks > 1:
@@ -135,8 +137,9 @@ def _sharding(counter: _Counter, config: RunConfig) -> None:
     ranks = counter.ranks / parallel.pipeline  # those that hold a unit
     gathers = 2 * _microbatches(config) if parallel.zero_stage == 3 and not _splits_backward(config) else 1
     for unit in _units(config):
-        size = _FP32 * sum(parameter.held(parallel.tensor) for parameter in unit)
-        counter.gather_or_scatter("shard", "all_gather", ranks, gathers, size)
+        held = sum(parameter.held(parallel.tensor) for parameter in unit)
+        size = _FP32 * held
+        counter.gather_or_scatter("shard", "all_gather", ranks, gathers, _value(config) * held)
         counter.gather_or_scatter("shard", "reduce_scatter", ranks, _reductions(config), size)
         counter.all_reduce("replicate", ranks, 1, size / parallel.shards)
 
@@ -148,11 +151,13 @@ def _tensor(counter: _Counter, config: RunConfig) -> None:
     tokens = _tokens(config)
     exchanges = (4 * model.layers + 2) * microbatches
     for kind in ("all_gather", "reduce_scatter"):
-        counter.gather_or_scatter("tensor", kind, ranks, exchanges, tokens * model.hidden * _FP32)
+        counter.gather_or_scatter("tensor", kind, ranks, exchanges, tokens * model.hidden * _value(config))
     counter.all_reduce("tensor", ranks, microbatches, tokens * _FP32)
     counter.all_reduce("tensor", ranks, microbatches, 3 * tokens * _FP32)
+    # Before they are summed over the other axes, in which they are fp32; but so is what microbatches were added up in.
+    each = _FP32 if _reductions(config) < microbatches else _value(config)
     for parameter in (parameter for unit in _units(config) for parameter in unit if parameter.summed):
-        counter.all_reduce("tensor", ranks, _reductions(config), parameter.size * _FP32)
+        counter.all_reduce("tensor", ranks, _reductions(config), parameter.size * each)
 
 
 def _context(counter: _Counter, config: RunConfig) -> None:
@@ -162,7 +167,7 @@ def _context(counter: _Counter, config: RunConfig) -> None:
     shares_kv = model.kv_heads % parallel.tensor == 0
     heads = model.heads // parallel.tensor
     kv_heads = model.kv_heads // parallel.tensor if shares_kv else _read_kv_heads(model.heads, model.kv_heads, heads)
-    head = _tokens(config) * model.head_dim * _FP32
+    head = _tokens(config) * model.head_dim * _value(config)
     calls = model.layers * _microbatches(config)
     kv_heads = max(kv_heads, ulysses)  # fewer than ranks are repeated
     counter.gather_or_scatter("ulysses", "all_to_all", ranks, 2 * calls, (heads + 2 * kv_heads) * head)
@@ -181,12 +186,17 @@ def _pipeline(counter: _Counter, config: RunConfig) -> None:
     model, parallel = config.model, config.parallel
     ranks = [stage.rank for stage in pipeline_stages(config)]
     boundaries = sum(one != other for one, other in pairwise(ranks))
-    hidden = _tokens(config) // parallel.tensor * model.hidden * _FP32
+    hidden = _tokens(config) // parallel.tensor * model.hidden * _value(config)
     lines = counter.ranks / parallel.pipeline
     counter.add("pipeline", "send", lines, 2 * boundaries * _microbatches(config), hidden)
     if _has_copy(config) and ranks[0] != ranks[-1]:
         tied = head_parameters(model)["head.weight"].held(parallel.tensor) / parallel.shards
         counter.add("pipeline", "send", lines, 2, tied * _FP32)
+
+
+def _value(config: RunConfig) -> int:
+    """Bytes of a number of a gathered parameter, or of an activation."""
+    return _BF16 if config.train.parameter_precision == "bf16" else _FP32
 
 
 def _tokens(config: RunConfig) -> int:

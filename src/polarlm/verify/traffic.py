@@ -86,7 +86,7 @@ def check_counted(config: RunConfig) -> None:
         UserError: the formulas do not hold for this run.
     """
     for path, value, only in (
-        ("train.precision", config.train.precision, "fp32"),
+        ("train.precision", config.train.precision, config.train.parameter_precision),
         ("train.recompute", config.train.recompute, "none"),
         ("parallel.offload", config.parallel.offload, "none"),
     ):
