@@ -100,12 +100,22 @@ class LossScaleConfig(Section):
         return initial
 
 
+class SeqLenPhase(Section):
+    """The first steps of a run, on shorter sequences."""
+
+    until_step: PositiveInt = Field(description="the last step of this length")
+    seq_len: Size = Field(description="tokens of a sequence, into which each sample is cut")
+
+
 class TrainConfig(Section):
     """How long, how much at a time, and how."""
 
     steps: PositiveInt | None = Field(None, description="optimizer steps of the whole run")
     tokens: PositiveInt | None = Field(None, description="length of the run in tokens, instead of steps")
     seq_len: Size = Field(1024, description="sequence length S in tokens")
+    seq_len_schedule: list[SeqLenPhase] = Field(
+        [], description="shorter sequences for the first steps: `[{until_step: 1000, seq_len: 256}]`, then seq_len"
+    )
     micro_batch_size: Size = Field(1, description="sequences a rank takes through the model at once")
     global_batch_size: Size | None = Field(None, description="sequences an optimizer step takes, over all ranks")
     gradient_accumulation_steps: Size | None = Field(None, description="microbatches a step; or the above")
@@ -162,7 +172,15 @@ class TrainConfig(Section):
             raise ValueError(
                 f"schedule.warmup_steps: {self.schedule.warmup_steps} is more than train.steps {self.steps}"
             )
+        ends = [phase.until_step for phase in self.seq_len_schedule]
+        if sorted(set(ends)) != ends:
+            raise ValueError(f"seq_len_schedule: until_step {ends} should grow from one phase to the next")
         return self
+
+    def seq_len_at(self, step: int) -> int:
+        """Tokens of a sequence in a step; the first step is 1."""
+        phases = (phase.seq_len for phase in self.seq_len_schedule if step <= phase.until_step)
+        return next(phases, self.seq_len)
 
 
 class ParallelConfig(Section):

@@ -1,8 +1,8 @@
 """From text to this rank's batches: documents, token ids on disk, samples by arithmetic, a loader that reads ahead.
 
 `tokenizer` turns text into ids; `readers` finds documents, `prepare` encodes them on the processes of `workers`,
-`indexed` keeps the ids on disk, `manifest` what they are known by; `samples` cuts them without an index, `loader` hands
-out batches. No torch: arrays are numpy's.
+`indexed` keeps the ids on disk, `manifest` what they are known by; `samples` cuts them without an index, `shapes` says
+how long a step's sequences are, `loader` hands out batches. No torch: arrays are numpy's.
 """
 
 from polarlm.data.blend import BlendedSamples, read_paths
@@ -13,6 +13,7 @@ from polarlm.data.manifest import compare_whole
 from polarlm.data.prepare import prepare
 from polarlm.data.readers import read_texts
 from polarlm.data.samples import Samples, SyntheticSamples, permute, split_documents
+from polarlm.data.shapes import StepShape, StepShapes
 from polarlm.data.tokenizer import TextStream, Tokenizer, load_run_tokenizer, load_tokenizer, train_tokenizer
 
 __all__ = [
@@ -23,6 +24,8 @@ __all__ = [
     "IndexedWriter",
     "Loader",
     "Samples",
+    "StepShape",
+    "StepShapes",
     "SyntheticSamples",
     "TextStream",
     "Tokenizer",

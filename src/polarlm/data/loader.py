@@ -14,6 +14,7 @@ from polarlm.config import DataConfig, UserError
 from polarlm.data.blend import BlendedSamples, read_paths
 from polarlm.data.indexed import IndexedDataset
 from polarlm.data.samples import Samples, SyntheticSamples, split_documents
+from polarlm.data.shapes import StepShapes
 from polarlm.data.tokenizer import Tokenizer
 
 _Part = Literal["train", "validation", "test"]
@@ -22,26 +23,36 @@ _PARTS: tuple[_Part, ...] = get_args(_Part)
 
 @dataclass(frozen=True)
 class Batch:
-    """B samples of S tokens."""
+    """B sequences of S tokens: samples, or the parts that they are cut into."""
 
     tokens: np.ndarray  # int64 [B, S]
     targets: np.ndarray  # int64 [B, S], the next token of each, or -100 where none is trained on
     positions: np.ndarray  # int64 [B, S], place in the sample, or in the document where documents are masked
     document_ids: np.ndarray | None  # int32 [B, S]; None where tokens see across documents
-    sources: np.ndarray | None = None  # int64 [B], the number in a blend of the dataset each sample is of
+    sources: np.ndarray | None = None  # int64 [B], the number in a blend of the dataset each is of
 
 
-def batch_of(samples: "AnySamples", ids: Sequence[int], mask_documents: bool = False) -> Batch:
-    """The samples of these ids as a batch."""
+def batch_of(
+    samples: "AnySamples", ids: Sequence[int], mask_documents: bool = False, seq_len: int | None = None
+) -> Batch:
+    """The samples of these ids as a batch.
+
+    Args:
+        seq_len: S, a divisor of the samples' own length, by default that length. Shorter, each sample becomes several
+            sequences in its order, which know nothing of each other: the same tokens, each with the same target.
+    """
+    seq_len = seq_len or samples.seq_len
     rows = np.stack([samples.tokens_of(sample) for sample in ids])
-    positions = np.broadcast_to(np.arange(samples.seq_len), (len(ids), samples.seq_len)).copy()
+    tokens, targets = (part.reshape(-1, seq_len) for part in (rows[:, :-1], rows[:, 1:]))
+    positions = np.broadcast_to(np.arange(seq_len), tokens.shape).copy()
     document_ids = None
     if mask_documents:
-        document_ids = np.stack([samples.document_ids(sample) for sample in ids])
+        document_ids = np.stack([samples.document_ids(sample) for sample in ids]).reshape(tokens.shape)
+        document_ids -= document_ids[:, :1].copy()
         starts = np.diff(document_ids, axis=1, prepend=-1) != 0
         positions -= np.maximum.accumulate(np.where(starts, positions, 0), axis=1)
-    sources = np.array([samples.source_of(sample) for sample in ids])
-    return Batch(rows[:, :-1], rows[:, 1:], positions, document_ids, sources)
+    sources = np.repeat([samples.source_of(sample) for sample in ids], samples.seq_len // seq_len)
+    return Batch(tokens, targets, positions, document_ids, sources)
 
 
 class Loader:
@@ -49,7 +60,8 @@ class Loader:
 
     A step's global batch is positions [consumed, consumed + G) of the samples' order, and rank r of n takes the r-th of
     n contiguous parts of it: the same global batches for any number of ranks. The number of consumed samples is the
-    whole state. A thread reads up to `prefetch` steps ahead; an error in it is raised where its batches were due.
+    whole state. `shapes` says how long each step's sequences are; without it samples stay whole. A thread reads up to
+    `prefetch` steps ahead; an error in it is raised where its batches were due.
     """
 
     def __init__(
@@ -61,13 +73,14 @@ class Loader:
         rank: int,
         ranks: int,
         start_sample: int,
+        shapes: StepShapes | None = None,
         mask_documents: bool = False,
         prefetch: int = 2,
     ) -> None:
         assert global_batch_size % (ranks * micro_batch_size) == 0, "the configuration sees to whole microbatches"
-        self._samples, self._mask_documents = samples, mask_documents
-        self._share, self._micro = global_batch_size // ranks, micro_batch_size
-        self._firsts = count(start_sample + rank * self._share, global_batch_size)  # this rank's first of each step
+        self._samples, self._shapes, self._mask_documents = samples, shapes, mask_documents
+        self._share, self._micro, self._rank = global_batch_size // ranks, micro_batch_size, rank
+        self._firsts = count(start_sample, global_batch_size)  # of each step's global batch
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="loader")
         self._ahead: deque[Future[list[Batch]]] = deque()
         for _ in range(prefetch):
@@ -95,9 +108,11 @@ class Loader:
         self._ahead.append(self._reader.submit(self._read_step, next(self._firsts)))
 
     def _read_step(self, first: int) -> list[Batch]:
-        ids = [self._samples.id_at(position) for position in range(first, first + self._share)]
+        own = first + self._rank * self._share
+        ids = [self._samples.id_at(position) for position in range(own, own + self._share)]
         micro = (ids[start : start + self._micro] for start in range(0, self._share, self._micro))
-        return [batch_of(self._samples, some, self._mask_documents) for some in micro]
+        seq_len = self._shapes.at(first).seq_len if self._shapes else None
+        return [batch_of(self._samples, some, self._mask_documents, seq_len) for some in micro]
 
 
 AnySamples = Samples | BlendedSamples | SyntheticSamples

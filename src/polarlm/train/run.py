@@ -14,7 +14,15 @@ from torch.optim import Optimizer
 
 from polarlm.checkpoint import Checkpoints, load_weights, saved_checkpoints
 from polarlm.config import RunConfig, UserError
-from polarlm.data import AnySamples, IndexedDataset, load_run_tokenizer, load_tokenizer, open_split, read_paths
+from polarlm.data import (
+    AnySamples,
+    IndexedDataset,
+    StepShapes,
+    load_run_tokenizer,
+    load_tokenizer,
+    open_split,
+    read_paths,
+)
 from polarlm.launch import short_host_name
 from polarlm.parallel import Engine, World, be_deterministic
 from polarlm.train.environment import describe_environment
@@ -41,6 +49,7 @@ class Run:
     engine: Engine
     optimizer: Optimizer
     samples: AnySamples
+    shapes: StepShapes
     validation: Validation | None
     source_losses: SourceLosses
     checkpoints: Checkpoints
@@ -118,6 +127,7 @@ def open_run(folder: Path, config: RunConfig, world: World) -> Run:
         engine=engine,
         optimizer=optimizer,
         samples=open_split(config.data, config.train.seq_len, config.seed, "train", config.model.vocab_size),
+        shapes=StepShapes(config.train),
         validation=_open_validation(config, folder),
         source_losses=SourceLosses(engine, _scored_sources(config)),
         checkpoints=checkpoints,
