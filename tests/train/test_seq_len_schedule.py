@@ -51,7 +51,7 @@ def _batches(config, rank=0, ranks=1, start_step=0):
     """Each step's microbatches from there on."""
     samples = open_split(config.data, SEQ, config.seed)
     sizes = {"global_batch_size": BATCH, "micro_batch_size": 1, "mask_documents": config.data.mask_documents}
-    shapes = StepShapes(config.train)
+    shapes = StepShapes(config, samples)
     with Loader(samples, **sizes, rank=rank, ranks=ranks, start_sample=start_step * BATCH, shapes=shapes) as loader:
         return [step for step, _ in zip(loader, range(STEPS - start_step), strict=False)]
 
@@ -159,7 +159,7 @@ def test_a_run_resumed_before_a_switch_goes_on_to_the_bit_and_may_be_cut_otherwi
 
 def test_flops_are_those_of_the_steps_own_length(config_of):
     config, device = config_of(), Device(torch.device("cpu"))
-    shapes = StepShapes(config.train)
+    shapes = StepShapes(config, open_split(config.data, SEQ, config.seed))
     for step, length in enumerate(LENGTHS):
         own = config.model_copy(
             update={

@@ -6,7 +6,7 @@ environment variables and flags, and stops with one line a fault before anything
 
 from polarlm.config.errors import UserError, one_line
 from polarlm.config.files import Record, check_inside, leads_outside, names_file, parse_json, read_bytes, read_json
-from polarlm.config.layout import default_name
+from polarlm.config.layout import default_name, sequence_unit
 from polarlm.config.load import (
     LoadedRun,
     check_preset,
@@ -72,6 +72,7 @@ __all__ = [
     "read_json",
     "run_of",
     "samples_at",
+    "sequence_unit",
     "stages_at",
     "tokens_at",
     "with_tokenizer",

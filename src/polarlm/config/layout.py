@@ -126,8 +126,16 @@ def sequence_unit(parallel: ParallelConfig) -> int:
 
 
 def _schedule_faults(config: RunConfig) -> list[str]:
-    """Samples are cut into whole sequences, and these into shares."""
+    """What is said of tokens and lengths over time."""
     train, unit = config.train, sequence_unit(config.parallel)
+    if config.data.samples == "documents":
+        given = {
+            "train.seq_len_schedule": bool(train.seq_len_schedule),
+            "train.tokens": train.tokens is not None,
+            "train.schedule.warmup_tokens": train.schedule.warmup_tokens is not None,
+        }
+        why = "where data.samples is documents, each step has as many tokens as its documents; give steps instead"
+        return [f"{field}: {why}" for field, is_given in given.items() if is_given]
     allowed = [length for length in divisors(train.seq_len) if length % unit == 0] or [train.seq_len]
     return [
         f"train.seq_len_schedule: {phase.seq_len} until step {phase.until_step} does not divide train.seq_len "

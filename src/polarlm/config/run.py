@@ -48,6 +48,10 @@ class DataConfig(Section):
         [969, 30, 1], min_length=3, max_length=3, description="documents for training : validation : test"
     )
     mask_documents: bool = Field(False, description="tokens attend only within their own document")
+    samples: Literal["stream", "documents"] = Field(
+        "stream", description="windows of train.seq_len over all tokens, or each document alone, padded"
+    )
+    group_by_length: bool = Field(False, description="documents of like length make a global batch: less is padded")
 
     @property
     def is_synthetic(self) -> bool:
@@ -60,6 +64,12 @@ class DataConfig(Section):
             raise ValueError("file_list: give data.paths or data.file_list, not both")
         if self.file_list is None and "synthetic" in self.paths and len(self.paths) > 1:
             raise ValueError("paths: synthetic data is not blended with other data")
+        if self.samples == "documents" and self.is_synthetic:
+            raise ValueError("samples: synthetic data has no documents; use stream, or give data.paths")
+        if self.samples == "documents" and self.mask_documents:
+            raise ValueError("mask_documents: where data.samples is documents, each is alone already; leave it out")
+        if self.samples == "stream" and self.group_by_length:
+            raise ValueError("group_by_length: samples of a stream are of one length; use data.samples documents")
         return self
 
 

@@ -12,18 +12,21 @@ import numpy as np
 
 from polarlm.config import DataConfig, UserError
 from polarlm.data.blend import BlendedSamples, read_paths
+from polarlm.data.documents import DocumentSamples
+from polarlm.data.grouped import GroupedByLength
 from polarlm.data.indexed import IndexedDataset
 from polarlm.data.samples import Samples, SyntheticSamples, split_documents
-from polarlm.data.shapes import StepShapes
+from polarlm.data.shapes import AnySamples, StepShapes
 from polarlm.data.tokenizer import Tokenizer
 
 _Part = Literal["train", "validation", "test"]
+_IGNORED = -100  # the model's word for a target that is not trained
 _PARTS: tuple[_Part, ...] = get_args(_Part)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """B sequences of S tokens: samples, or the parts that they are cut into."""
+    """B sequences of S tokens: samples, the parts that they are cut into, or documents, padded at their ends."""
 
     tokens: np.ndarray  # int64 [B, S]
     targets: np.ndarray  # int64 [B, S], the next token of each, or -100 where none is trained on
@@ -33,17 +36,19 @@ class Batch:
 
 
 def batch_of(
-    samples: "AnySamples", ids: Sequence[int], mask_documents: bool = False, seq_len: int | None = None
+    samples: AnySamples, ids: Sequence[int], mask_documents: bool = False, seq_len: int | None = None
 ) -> Batch:
     """The samples of these ids as a batch.
 
     Args:
-        seq_len: S, a divisor of the samples' own length, by default that length. Shorter, each sample becomes several
-            sequences in its order, which know nothing of each other: the same tokens, each with the same target.
+        seq_len: S, by default the samples' own. A longer sample becomes several sequences in its order, which know
+            nothing of each other: the same tokens, each with the same target. What is shorter is padded at its end,
+            where causal attention never looks and nothing is trained.
     """
     seq_len = seq_len or samples.seq_len
-    rows = np.stack([samples.tokens_of(sample) for sample in ids])
-    tokens, targets = (part.reshape(-1, seq_len) for part in (rows[:, :-1], rows[:, 1:]))
+    rows = [samples.tokens_of(sample) for sample in ids]
+    tokens = _in_sequences([row[:-1] for row in rows], seq_len, 0)
+    targets = _in_sequences([row[1:] for row in rows], seq_len, _IGNORED)
     positions = np.broadcast_to(np.arange(seq_len), tokens.shape).copy()
     document_ids = None
     if mask_documents:
@@ -51,8 +56,22 @@ def batch_of(
         document_ids -= document_ids[:, :1].copy()
         starts = np.diff(document_ids, axis=1, prepend=-1) != 0
         positions -= np.maximum.accumulate(np.where(starts, positions, 0), axis=1)
-    sources = np.repeat([samples.source_of(sample) for sample in ids], samples.seq_len // seq_len)
+    sources = np.repeat([samples.source_of(sample) for sample in ids], [_sequences(row[:-1], seq_len) for row in rows])
     return Batch(tokens, targets, positions, document_ids, sources)
+
+
+def _in_sequences(samples: Sequence[np.ndarray], seq_len: int, padding: int) -> np.ndarray:
+    """int64 [B, S]: each sample from a new sequence on."""
+    filled = np.full(sum(_sequences(sample, seq_len) for sample in samples) * seq_len, padding)
+    place = 0
+    for sample in samples:
+        filled[place : place + len(sample)] = sample
+        place += _sequences(sample, seq_len) * seq_len
+    return filled.reshape(-1, seq_len)
+
+
+def _sequences(sample: np.ndarray, seq_len: int) -> int:
+    return -(-len(sample) // seq_len)
 
 
 class Loader:
@@ -66,7 +85,7 @@ class Loader:
 
     def __init__(
         self,
-        samples: "AnySamples",
+        samples: AnySamples,
         *,
         global_batch_size: int,
         micro_batch_size: int,
@@ -115,17 +134,20 @@ class Loader:
         return [batch_of(self._samples, some, self._mask_documents, seq_len) for some in micro]
 
 
-AnySamples = Samples | BlendedSamples | SyntheticSamples
-
-
 def open_split(
-    data: DataConfig, seq_len: int, seed: int, which: _Part = "train", vocab_size: int | None = None
+    data: DataConfig,
+    seq_len: int,
+    seed: int,
+    which: _Part = "train",
+    vocab_size: int | None = None,
+    group: int | None = None,
 ) -> AnySamples:
     """The samples of one part of a run's data; only the training part is shuffled.
 
     Args:
         which: `train`, `validation` or `test`; each dataset of a blend is split in the same proportions.
         vocab_size: the model's; needed for synthetic data, and checked against what the data holds.
+        group: samples of a global batch, where it is to hold documents of like length.
 
     Raises:
         UserError: the data cannot be read, has ids beyond the model's, or has no sample in that part.
@@ -136,12 +158,19 @@ def open_split(
     paths = read_paths(data)
     parts = [_open_part(path.prefix, data, seq_len, seed, which, vocab_size) for path in paths]
     if len(parts) == 1:
-        return parts[0]
-    weights = [path.weight or Fraction(part.tokens) for path, part in zip(paths, parts, strict=True)]
-    return BlendedSamples(parts, weights)
+        samples = parts[0]
+    else:
+        # Without weights each has its share of the samples: in a stream, where they are of one length, of the tokens.
+        sizes = (part.tokens if data.samples == "stream" else part.count() for part in parts)
+        samples = BlendedSamples(
+            parts, [path.weight or Fraction(size) for path, size in zip(paths, sizes, strict=True)]
+        )
+    return GroupedByLength(samples, group, seed) if group else samples
 
 
-def _open_part(prefix: str, data: DataConfig, seq_len: int, seed: int, which: _Part, vocab_size: int | None) -> Samples:
+def _open_part(
+    prefix: str, data: DataConfig, seq_len: int, seed: int, which: _Part, vocab_size: int | None
+) -> Samples | DocumentSamples:
     dataset = IndexedDataset(prefix)
     needed = (dataset.manifest or {}).get("tokenizer", {}).get("vocab_size", 0)
     if vocab_size is not None and needed > vocab_size:
@@ -150,12 +179,16 @@ def _open_part(prefix: str, data: DataConfig, seq_len: int, seed: int, which: _P
             f"leave it out, or make it {needed}"
         )
     start, stop = split_documents(dataset.documents, data.split)[_PARTS.index(which)]
-    samples = Samples(dataset, (start, stop), seq_len, seed, shuffle=which == "train", vocab_size=vocab_size)
+    kind = Samples if data.samples == "stream" else DocumentSamples
+    samples = kind(dataset, (start, stop), seq_len, seed, shuffle=which == "train", vocab_size=vocab_size)
     if not samples.count():
+        takes, mend = f"train.seq_len + 1 = {seq_len + 1}", ", or lower train.seq_len"
+        if data.samples == "documents":
+            takes, mend = "a document of two", ""
         raise UserError(
             f"data.split: {data.split} leaves {which} {stop - start} of the {dataset.documents} documents of "
-            f"{dataset.prefix}, {samples.tokens} tokens, and one sample takes train.seq_len + 1 = {seq_len + 1}; "
-            f"give {which} a larger share, or lower train.seq_len"
+            f"{dataset.prefix}, {samples.tokens} tokens, and one sample takes {takes}; "
+            f"give {which} a larger share{mend}"
         )
     return samples
 

@@ -117,7 +117,7 @@ class Pipeline:
         return hidden if self.has_loss else torch.zeros_like(self._loss_sum)
 
     def _schedule(self, *shape: int):
-        """Torch's schedule for steps of (microbatches, B, S/n), built anew for others, since its buffers have one shape."""
+        """Torch's schedule for steps of (microbatches, B, S/n); its buffers have one shape, so it is built anew."""
         if self._built is None or self._built[0] != shape:
             microbatches, rows, length = shape
             schedule = get_schedule_class(self._parallel.pipeline_schedule)

@@ -45,7 +45,7 @@ def _train(run: Run, stop: StopRequest, watch: Watch, watchdog: Watchdog) -> int
             if result.fault and _remedy(run, watch, step, result) == "rewind":
                 return progress.samples
             shape = run.shapes.at(progress.samples)
-            progress.count(step, result, train)
+            progress.count(step, result, train, shape.tokens)
             watch.took(result, time.perf_counter() - clock, shape)
 
             ends = result.asked_to_stop or step == train.steps

@@ -120,14 +120,16 @@ def open_run(folder: Path, config: RunConfig, world: World) -> Run:
             load_weights(Path(config.train.init_from), engine.model)
     if events:
         events.step = progress.step
+    group = config.train.global_batch_size if config.data.group_by_length else None
+    samples = open_split(config.data, config.train.seq_len, config.seed, "train", config.model.vocab_size, group)
     return Run(
         folder=folder,
         config=config,
         world=world,
         engine=engine,
         optimizer=optimizer,
-        samples=open_split(config.data, config.train.seq_len, config.seed, "train", config.model.vocab_size),
-        shapes=StepShapes(config.train),
+        samples=samples,
+        shapes=StepShapes(config, samples),
         validation=_open_validation(config, folder),
         source_losses=SourceLosses(engine, _scored_sources(config)),
         checkpoints=checkpoints,
@@ -237,7 +239,8 @@ def _open_validation(config: RunConfig, folder: Path) -> Validation | None:
     is_text = not config.data.is_synthetic
     token_bytes = load_run_tokenizer(folder).token_bytes() if is_text else None
     sources = _scored_sources(config)
-    return Validation(samples, config.train.eval_samples, token_bytes, config.data.mask_documents, sources)
+    shapes = StepShapes(config, samples)
+    return Validation(samples, config.train.eval_samples, token_bytes, config.data.mask_documents, sources, shapes)
 
 
 def _scored_sources(config: RunConfig) -> list[str]:

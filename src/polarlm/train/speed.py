@@ -15,13 +15,14 @@ class Speedometer:
     """Turns the seconds of a step into the numbers of `metrics.jsonl`.
 
     Everything is counted from the global batch and whole sequences, then shared over all devices; so a tensor- or
-    sequence-parallel rank never counts its group's work as its own.
+    sequence-parallel rank never counts its group's work as its own. What is padded counts as the hardware's work alone.
     """
 
     def __init__(self, config: RunConfig, device: Device) -> None:
         train, ranks = config.train, config.parallel.ranks
         self._config, self._ranks = config, ranks
-        self._whole = StepShape(train.seq_len, train.global_batch_size * train.seq_len)
+        tokens = train.global_batch_size * train.seq_len
+        self._whole = StepShape(train.seq_len, tokens, tokens)
         self.peak_tflops = peak_tflops(device, train.precision)
 
     def measure(self, seconds: float, shape: StepShape | None = None) -> dict[str, Any]:
@@ -31,7 +32,7 @@ class Speedometer:
         model_tflops = model_flops(model, shape.tokens, shape.seq_len) / seconds / self._ranks / 1e12
         hardware = hardware_flops(
             model,
-            shape.tokens,
+            shape.positions,
             shape.seq_len,
             recompute=train.recompute,
             recompute_every=train.recompute_every,
@@ -46,7 +47,7 @@ class Speedometer:
             "hardware_tflops_per_device": hardware / seconds / self._ranks / 1e12,
             "megatron_tflops_per_device": megatron_tflops_per_device(
                 model,
-                shape.tokens // shape.seq_len,
+                shape.positions // shape.seq_len,
                 shape.seq_len,
                 seconds=seconds,
                 devices=self._ranks,

@@ -89,6 +89,8 @@ class Watch:
         }
         if self._run.config.train.seq_len_schedule:
             self._metrics["seq_len"] = shape.seq_len
+        if self._run.config.data.samples == "documents":
+            self._metrics |= {"seq_len": shape.seq_len, "padding": 1 - shape.tokens / shape.positions}
         if progress.loss_scale:
             self._metrics |= {"loss_scale": progress.loss_scale.scale, "skipped": progress.skipped}
         if result.loss_of_source:
