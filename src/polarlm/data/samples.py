@@ -80,11 +80,10 @@ class Samples:
         for start, count in self._runs(sample, self.seq_len):
             begins[place] = 1  # where the split begins anew a document does too, were it the only one
             first, last = self._dataset.document_at(start), self._dataset.document_at(start + count - 1)
-            for document in range(first + 1, last + 1):
-                offset = self._dataset.document_start(document) - start
-                if not 0 <= offset < count:
-                    raise self._dataset.damaged("its documents are not in order")
-                begins[place + offset] = 1
+            offsets = self._dataset.starts_of(first + 1, last + 1) - start
+            if ((offsets < 0) | (offsets >= count)).any():
+                raise self._dataset.damaged("its documents are not in order")
+            begins[place + offsets] = 1
             place += count
         return np.cumsum(begins, dtype=np.int32) - 1
 
