@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from polarlm.verify import Layout
 
 TAKES_CONFIG_FLAGS = True
-_ONE_SEQUENCE = ("--train.micro-batch-size", "1", "--train.gradient-accumulation-steps", "1")
+_ONE_SEQUENCE = (
+    "--train.micro-batch-size 1 --train.gradient-accumulation-steps 1 --train.seq-len-schedule [] "
+    "--data.samples stream --data.group-by-length false"
+).split()
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 

@@ -11,7 +11,7 @@ from polarlm.config.files import check_inside, leads_outside, names_file, parse_
 from polarlm.config.later import later
 
 if TYPE_CHECKING:
-    from polarlm.config.layout import default_name
+    from polarlm.config.layout import default_name, sequence_unit
     from polarlm.config.load import (
         LoadedRun,
         check_preset,
@@ -44,7 +44,7 @@ else:
     __getattr__ = later(
         __name__,
         {
-            "layout": "default_name",
+            "layout": "default_name sequence_unit",
             "load": "LoadedRun check_preset dump_run field_paths load_run load_run_folder run_of with_tokenizer",
             "model": "ModelConfig RopeScaling",
             "placement": "Place places samples_at stages_at tokens_at",
@@ -95,6 +95,7 @@ __all__ = [
     "read_json",
     "run_of",
     "samples_at",
+    "sequence_unit",
     "stages_at",
     "tokens_at",
     "with_tokenizer",

@@ -4,7 +4,7 @@ import math
 
 from polarlm.config.divisors import divisors
 from polarlm.config.errors import UserError
-from polarlm.config.run import RunConfig
+from polarlm.config.run import ParallelConfig, RunConfig
 from polarlm.config.stages import SPLIT_BACKWARD, V_SHAPED
 
 
@@ -126,7 +126,34 @@ def _layout_faults(config: RunConfig, ranks: int) -> list[str]:
             f"parallel.offload: optimizer is for train.optimizer.name adamw, not {train.optimizer.name}; "
             "use parallel.offload parameters or none, or adamw"
         )
-    return faults + _context_faults(config) + _pipeline_faults(config)
+    return faults + _schedule_faults(config) + _context_faults(config) + _pipeline_faults(config)
+
+
+def sequence_unit(parallel: ParallelConfig) -> int:
+    """What the length of a sequence is a multiple of where each of its ranks holds a share of it, all alike."""
+    is_zigzag = parallel.context > 1 and parallel.context_method == "ring"
+    return parallel.context * math.lcm(parallel.tensor, 2 if is_zigzag else 1)
+
+
+def _schedule_faults(config: RunConfig) -> list[str]:
+    """What is said of tokens and lengths over time."""
+    train, unit = config.train, sequence_unit(config.parallel)
+    if config.data.samples == "documents":
+        given = {
+            "train.seq_len_schedule": bool(train.seq_len_schedule),
+            "train.tokens": train.tokens is not None,
+            "train.schedule.warmup_tokens": train.schedule.warmup_tokens is not None,
+        }
+        why = "where data.samples is documents, each step has as many tokens as its documents; give steps instead"
+        return [f"{field}: {why}" for field, is_given in given.items() if is_given]
+    allowed = [length for length in divisors(train.seq_len) if length % unit == 0] or [train.seq_len]
+    return [
+        f"train.seq_len_schedule: {phase.seq_len} until step {phase.until_step} does not divide train.seq_len "
+        f"{train.seq_len} into sequences of a multiple of {unit} (tensor x context, twice for a ring); "
+        f"nearest allowed: {min(allowed, key=lambda length: abs(length - phase.seq_len))}"
+        for phase in train.seq_len_schedule
+        if phase.seq_len not in allowed
+    ]
 
 
 def _pipeline_faults(config: RunConfig) -> list[str]:

@@ -235,7 +235,8 @@ def _describe(fault: Any, leaves: Leaves) -> str:
 
 def _placed(path: str, message: str, leaves: Leaves) -> str:
     """The origin before the message; a flag or variable is an origin of its own name."""
-    origin = next((leaf.origin for key, leaf in leaves.items() if key == path or key.startswith(f"{path}.")), None)
+    related = ((f"{path}.", f"{key}.", leaf.origin) for key, leaf in leaves.items())
+    origin = next((origin for one, other, origin in related if one.startswith(other) or other.startswith(one)), None)
     return f"{origin}: {path}: {message}" if origin else f"{path}: {message}"
 
 

@@ -48,6 +48,10 @@ class DataConfig(Section):
         [969, 30, 1], min_length=3, max_length=3, description="documents for training : validation : test"
     )
     mask_documents: bool = Field(False, description="tokens attend only within their own document")
+    samples: Literal["stream", "documents"] = Field(
+        "stream", description="windows of train.seq_len over all tokens, or each document alone, padded"
+    )
+    group_by_length: bool = Field(False, description="documents of like length make a global batch: less is padded")
 
     @property
     def is_synthetic(self) -> bool:
@@ -60,6 +64,12 @@ class DataConfig(Section):
             raise ValueError("file_list: give data.paths or data.file_list, not both")
         if self.file_list is None and "synthetic" in self.paths and len(self.paths) > 1:
             raise ValueError("paths: synthetic data is not blended with other data")
+        if self.samples == "documents" and self.is_synthetic:
+            raise ValueError("samples: synthetic data has no documents; use stream, or give data.paths")
+        if self.samples == "documents" and self.mask_documents:
+            raise ValueError("mask_documents: where data.samples is documents, each is alone already; leave it out")
+        if self.samples == "stream" and self.group_by_length:
+            raise ValueError("group_by_length: samples of a stream are of one length; use data.samples documents")
         return self
 
 
@@ -101,12 +111,22 @@ class LossScaleConfig(Section):
         return initial
 
 
+class SeqLenPhase(Section):
+    """The first steps of a run, on shorter sequences."""
+
+    until_step: PositiveInt = Field(description="the last step of this length")
+    seq_len: Size = Field(description="tokens of a sequence, into which each sample is cut")
+
+
 class TrainConfig(Section):
     """How long, how much at a time, and how."""
 
     steps: PositiveInt | None = Field(None, description="optimizer steps of the whole run")
     tokens: PositiveInt | None = Field(None, description="length of the run in tokens, instead of steps")
     seq_len: Size = Field(1024, description="sequence length S in tokens")
+    seq_len_schedule: list[SeqLenPhase] = Field(
+        [], description="shorter sequences for the first steps: `[{until_step: 1000, seq_len: 256}]`, then seq_len"
+    )
     micro_batch_size: Size = Field(1, description="sequences a rank takes through the model at once")
     global_batch_size: Size | None = Field(None, description="sequences an optimizer step takes, over all ranks")
     gradient_accumulation_steps: Size | None = Field(None, description="microbatches a step; or the above")
@@ -179,7 +199,15 @@ class TrainConfig(Section):
             raise ValueError(
                 f"schedule.warmup_steps: {self.schedule.warmup_steps} is more than train.steps {self.steps}"
             )
+        ends = [phase.until_step for phase in self.seq_len_schedule]
+        if sorted(set(ends)) != ends:
+            raise ValueError(f"seq_len_schedule: until_step {ends} should grow from one phase to the next")
         return self
+
+    def seq_len_at(self, step: int) -> int:
+        """Tokens of a sequence in a step; the first step is 1."""
+        phases = (phase.seq_len for phase in self.seq_len_schedule if step <= phase.until_step)
+        return next(phases, self.seq_len)
 
 
 class ParallelConfig(Section):

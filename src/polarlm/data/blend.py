@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from polarlm.config import DataConfig, UserError
+from polarlm.data.documents import DocumentSamples
 from polarlm.data.samples import Samples
 
 _LONGEST_PERIOD = 100_000  # weights finer than five digits are rounded to them
@@ -73,7 +74,7 @@ def _read_list(path: Path) -> list[WeightedPath]:
 class BlendedSamples:
     """Samples of several datasets in one global order; with one interface with `Samples`."""
 
-    def __init__(self, parts: Sequence[Samples], weights: Sequence[Fraction]) -> None:
+    def __init__(self, parts: Sequence[Samples | DocumentSamples], weights: Sequence[Fraction]) -> None:
         self.seq_len = parts[0].seq_len
         self._parts = parts
         self._quotas = whole_parts(weights)
@@ -107,6 +108,15 @@ class BlendedSamples:
             for dataset, (part, number) in enumerate(zip(self._parts, taken, strict=True))
             for sample in part.spread(number)
         ]
+
+    def begins_epoch(self, position: int) -> bool:
+        """Whether a dataset gives its first sample of an epoch there, of those whose samples are documents."""
+        dataset, index = self.place(position)
+        return self._parts[dataset].begins_epoch(index)
+
+    def length_of(self, sample: int) -> int:
+        """See `DocumentSamples`."""
+        return self._parts[sample % len(self._parts)].length_of(sample // len(self._parts))
 
     def source_of(self, sample: int) -> int:
         """Number of the dataset that a sample is of."""

@@ -12,36 +12,66 @@ import numpy as np
 
 from polarlm.config import DataConfig, UserError
 from polarlm.data.blend import BlendedSamples, read_paths
+from polarlm.data.documents import DocumentSamples
+from polarlm.data.grouped import GroupedByLength
 from polarlm.data.indexed import IndexedDataset
 from polarlm.data.samples import Samples, SyntheticSamples, split_documents
+from polarlm.data.shapes import AnySamples, StepShapes
 from polarlm.data.tokenizer import Tokenizer
 
 _Part = Literal["train", "validation", "test"]
+_IGNORED = -100  # the model's word for a target that is not trained
 _PARTS: tuple[_Part, ...] = get_args(_Part)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """B samples of S tokens."""
+    """B sequences of S tokens: samples, the parts that they are cut into, or documents, padded at their ends."""
 
     tokens: np.ndarray  # int64 [B, S]
     targets: np.ndarray  # int64 [B, S], the next token of each, or -100 where none is trained on
     positions: np.ndarray  # int64 [B, S], place in the sample, or in the document where documents are masked
     document_ids: np.ndarray | None  # int32 [B, S]; None where tokens see across documents
-    sources: np.ndarray | None = None  # int64 [B], the number in a blend of the dataset each sample is of
+    sources: np.ndarray | None = None  # int64 [B], the number in a blend of the dataset each is of
 
 
-def batch_of(samples: "AnySamples", ids: Sequence[int], mask_documents: bool = False) -> Batch:
-    """The samples of these ids as a batch."""
-    rows = np.stack([samples.tokens_of(sample) for sample in ids])
-    positions = np.broadcast_to(np.arange(samples.seq_len), (len(ids), samples.seq_len)).copy()
+def batch_of(
+    samples: AnySamples, ids: Sequence[int], mask_documents: bool = False, seq_len: int | None = None
+) -> Batch:
+    """The samples of these ids as a batch.
+
+    Args:
+        seq_len: S, by default the samples' own. A longer sample becomes several sequences in its order, which know
+            nothing of each other: the same tokens, each with the same target. What is shorter is padded at its end,
+            where causal attention never looks and nothing is trained.
+    """
+    seq_len = seq_len or samples.seq_len
+    rows = [samples.tokens_of(sample) for sample in ids]
+    tokens = _in_sequences([row[:-1] for row in rows], seq_len, 0)
+    targets = _in_sequences([row[1:] for row in rows], seq_len, _IGNORED)
+    positions = np.broadcast_to(np.arange(seq_len), tokens.shape).copy()
     document_ids = None
     if mask_documents:
-        document_ids = np.stack([samples.document_ids(sample) for sample in ids])
+        document_ids = np.stack([samples.document_ids(sample) for sample in ids]).reshape(tokens.shape)
+        document_ids -= document_ids[:, :1].copy()
         starts = np.diff(document_ids, axis=1, prepend=-1) != 0
         positions -= np.maximum.accumulate(np.where(starts, positions, 0), axis=1)
-    sources = np.array([samples.source_of(sample) for sample in ids])
-    return Batch(rows[:, :-1], rows[:, 1:], positions, document_ids, sources)
+    sources = np.repeat([samples.source_of(sample) for sample in ids], [_sequences(row[:-1], seq_len) for row in rows])
+    return Batch(tokens, targets, positions, document_ids, sources)
+
+
+def _in_sequences(samples: Sequence[np.ndarray], seq_len: int, padding: int) -> np.ndarray:
+    """int64 [B, S]: each sample from a new sequence on."""
+    filled = np.full(sum(_sequences(sample, seq_len) for sample in samples) * seq_len, padding)
+    place = 0
+    for sample in samples:
+        filled[place : place + len(sample)] = sample
+        place += _sequences(sample, seq_len) * seq_len
+    return filled.reshape(-1, seq_len)
+
+
+def _sequences(sample: np.ndarray, seq_len: int) -> int:
+    return -(-len(sample) // seq_len)
 
 
 class Loader:
@@ -49,25 +79,27 @@ class Loader:
 
     A step's global batch is positions [consumed, consumed + G) of the samples' order, and rank r of n takes the r-th of
     n contiguous parts of it: the same global batches for any number of ranks. The number of consumed samples is the
-    whole state. A thread reads up to `prefetch` steps ahead; an error in it is raised where its batches were due.
+    whole state. `shapes` says how long each step's sequences are; without it samples stay whole. A thread reads up to
+    `prefetch` steps ahead; an error in it is raised where its batches were due.
     """
 
     def __init__(
         self,
-        samples: "AnySamples",
+        samples: AnySamples,
         *,
         global_batch_size: int,
         micro_batch_size: int,
         rank: int,
         ranks: int,
         start_sample: int,
+        shapes: StepShapes | None = None,
         mask_documents: bool = False,
         prefetch: int = 2,
     ) -> None:
         assert global_batch_size % (ranks * micro_batch_size) == 0, "the configuration sees to whole microbatches"
-        self._samples, self._mask_documents = samples, mask_documents
-        self._share, self._micro = global_batch_size // ranks, micro_batch_size
-        self._firsts = count(start_sample + rank * self._share, global_batch_size)  # this rank's first of each step
+        self._samples, self._shapes, self._mask_documents = samples, shapes, mask_documents
+        self._share, self._micro, self._rank = global_batch_size // ranks, micro_batch_size, rank
+        self._firsts = count(start_sample, global_batch_size)  # of each step's global batch
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="loader")
         self._ahead: deque[Future[list[Batch]]] = deque()
         for _ in range(prefetch):
@@ -95,22 +127,27 @@ class Loader:
         self._ahead.append(self._reader.submit(self._read_step, next(self._firsts)))
 
     def _read_step(self, first: int) -> list[Batch]:
-        ids = [self._samples.id_at(position) for position in range(first, first + self._share)]
+        own = first + self._rank * self._share
+        ids = [self._samples.id_at(position) for position in range(own, own + self._share)]
         micro = (ids[start : start + self._micro] for start in range(0, self._share, self._micro))
-        return [batch_of(self._samples, some, self._mask_documents) for some in micro]
-
-
-AnySamples = Samples | BlendedSamples | SyntheticSamples
+        seq_len = self._shapes.at(first).seq_len if self._shapes else None
+        return [batch_of(self._samples, some, self._mask_documents, seq_len) for some in micro]
 
 
 def open_split(
-    data: DataConfig, seq_len: int, seed: int, which: _Part = "train", vocab_size: int | None = None
+    data: DataConfig,
+    seq_len: int,
+    seed: int,
+    which: _Part = "train",
+    vocab_size: int | None = None,
+    group: int | None = None,
 ) -> AnySamples:
     """The samples of one part of a run's data; only the training part is shuffled.
 
     Args:
         which: `train`, `validation` or `test`; each dataset of a blend is split in the same proportions.
         vocab_size: the model's; needed for synthetic data, and checked against what the data holds.
+        group: samples of a global batch, where it is to hold documents of like length.
 
     Raises:
         UserError: the data cannot be read, has ids beyond the model's, or has no sample in that part.
@@ -121,12 +158,19 @@ def open_split(
     paths = read_paths(data)
     parts = [_open_part(path.prefix, data, seq_len, seed, which, vocab_size) for path in paths]
     if len(parts) == 1:
-        return parts[0]
-    weights = [path.weight or Fraction(part.tokens) for path, part in zip(paths, parts, strict=True)]
-    return BlendedSamples(parts, weights)
+        samples = parts[0]
+    else:
+        # Without weights each has its share of the samples: in a stream, where they are of one length, of the tokens.
+        sizes = (part.tokens if data.samples == "stream" else part.count() for part in parts)
+        samples = BlendedSamples(
+            parts, [path.weight or Fraction(size) for path, size in zip(paths, sizes, strict=True)]
+        )
+    return GroupedByLength(samples, group, seed) if group else samples
 
 
-def _open_part(prefix: str, data: DataConfig, seq_len: int, seed: int, which: _Part, vocab_size: int | None) -> Samples:
+def _open_part(
+    prefix: str, data: DataConfig, seq_len: int, seed: int, which: _Part, vocab_size: int | None
+) -> Samples | DocumentSamples:
     dataset = IndexedDataset(prefix)
     needed = (dataset.manifest or {}).get("tokenizer", {}).get("vocab_size", 0)
     if vocab_size is not None and needed > vocab_size:
@@ -135,12 +179,16 @@ def _open_part(prefix: str, data: DataConfig, seq_len: int, seed: int, which: _P
             f"leave it out, or make it {needed}"
         )
     start, stop = split_documents(dataset.documents, data.split)[_PARTS.index(which)]
-    samples = Samples(dataset, (start, stop), seq_len, seed, shuffle=which == "train", vocab_size=vocab_size)
+    kind = Samples if data.samples == "stream" else DocumentSamples
+    samples = kind(dataset, (start, stop), seq_len, seed, shuffle=which == "train", vocab_size=vocab_size)
     if not samples.count():
+        takes, mend = f"train.seq_len + 1 = {seq_len + 1}", ", or lower train.seq_len"
+        if data.samples == "documents":
+            takes, mend = "a document of two", ""
         raise UserError(
             f"data.split: {data.split} leaves {which} {stop - start} of the {dataset.documents} documents of "
-            f"{dataset.prefix}, {samples.tokens} tokens, and one sample takes train.seq_len + 1 = {seq_len + 1}; "
-            f"give {which} a larger share, or lower train.seq_len"
+            f"{dataset.prefix}, {samples.tokens} tokens, and one sample takes {takes}; "
+            f"give {which} a larger share{mend}"
         )
     return samples
 

@@ -71,13 +71,7 @@ class Samples:
             UserError: one is beyond the model's vocabulary.
         """
         runs = [self._dataset.read(start, count) for start, count in self._runs(sample, self.seq_len + 1)]
-        ids = np.concatenate(runs, dtype=np.int64)
-        if self._vocab_size is not None and not 0 <= ids.min() <= ids.max() < self._vocab_size:
-            raise UserError(
-                f"{self._dataset.prefix}.bin: holds ids from {ids.min()} to {ids.max()}, and model.vocab_size is "
-                f"{self._vocab_size}; the file is damaged or of another tokenizer, prepare the data again"
-            )
-        return ids
+        return check_vocabulary(np.concatenate(runs, dtype=np.int64), self._vocab_size, self._dataset)
 
     def document_ids(self, sample: int) -> np.ndarray:
         """int32 [s]: which of the sample's documents each input token is of, counted from 0."""
@@ -86,11 +80,10 @@ class Samples:
         for start, count in self._runs(sample, self.seq_len):
             begins[place] = 1  # where the split begins anew a document does too, were it the only one
             first, last = self._dataset.document_at(start), self._dataset.document_at(start + count - 1)
-            for document in range(first + 1, last + 1):
-                offset = self._dataset.document_start(document) - start
-                if not 0 <= offset < count:
-                    raise self._dataset.damaged("its documents are not in order")
-                begins[place + offset] = 1
+            offsets = self._dataset.starts_of(first + 1, last + 1) - start
+            if ((offsets < 0) | (offsets >= count)).any():
+                raise self._dataset.damaged("its documents are not in order")
+            begins[place + offsets] = 1
             place += count
         return np.cumsum(begins, dtype=np.int32) - 1
 
@@ -136,6 +129,20 @@ class SyntheticSamples:
     def document_ids(self, sample: int) -> np.ndarray:
         """int32 [s]: one document."""
         return np.zeros(self.seq_len, np.int32)
+
+
+def check_vocabulary(ids: np.ndarray, vocab_size: int | None, dataset: IndexedDataset) -> np.ndarray:
+    """The same ids of a dataset.
+
+    Raises:
+        UserError: one is beyond the vocabulary.
+    """
+    if vocab_size is not None and not 0 <= ids.min() <= ids.max() < vocab_size:
+        raise UserError(
+            f"{dataset.prefix}.bin: holds ids from {ids.min()} to {ids.max()}, and model.vocab_size is "
+            f"{vocab_size}; the file is damaged or of another tokenizer, prepare the data again"
+        )
+    return ids
 
 
 def split_documents(documents: int, proportions: Sequence[float]) -> list[tuple[int, int]]:

@@ -8,6 +8,7 @@ weights' gradients. Between two stages travel one microbatch's hidden states [B,
 
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -61,7 +62,7 @@ class Pipeline:
     """This rank's stages, and how microbatches pass through them and the other ranks'."""
 
     def __init__(self, config: RunConfig, mesh: Mesh, stages: dict[int, Transformer]) -> None:
-        parallel, train = config.parallel, config.train
+        parallel = config.parallel
         if parallel.zero_stage == 3 and not lets_go_between_passes(parallel):
             _log.warning(
                 "parallel.zero_stage: under %s parameters stay gathered through a step", parallel.pipeline_schedule
@@ -70,11 +71,10 @@ class Pipeline:
         self._group = mesh.tokens.get_group("pipeline")
         self._rank_of = [stage.rank for stage in pipeline_stages(config)]
         self._last = len(self._rank_of) - 1
-        self._microbatch = train.micro_batch_size, train.seq_len // parallel.context
+        self._width = config.model.hidden
         # What stages hand on has the type of the embedding that it began as.
-        self._type = PRODUCT_TYPES[train.parameter_precision]
-        self._hidden = train.micro_batch_size, self._microbatch[1] // parallel.tensor, config.model.hidden
-        self._schedules: dict[int, object] = {}
+        self._type = PRODUCT_TYPES[config.train.parameter_precision]
+        self._built: tuple[tuple[int, ...], Any] | None = None  # the last step's schedule, and what it was built for
         self._divisor = 1.0
         self._loss_sum = torch.zeros((), device=mesh.world.device.torch)
         self._sending: list[tuple[dist.Work, Tensor]] = []
@@ -91,7 +91,7 @@ class Pipeline:
         self._loss_sum = torch.zeros_like(self._loss_sum)
         tokens, positions, document_ids, targets = (_together(arrays) for arrays in zip(*microbatches, strict=True))
         inputs = (tokens,) if 0 in self._stages else ()
-        self._schedule(len(microbatches)).step(
+        self._schedule(len(microbatches), *microbatches[0][0].shape).step(
             *inputs,
             target=targets,
             return_outputs=False,
@@ -111,7 +111,7 @@ class Pipeline:
         hidden = tokens
         for number, stage in sorted(self._stages.items()):
             if number > 0 and not self._is_here(number - 1):
-                hidden = hidden.new_empty(len(tokens), *self._hidden[1:], dtype=self._type)
+                hidden = hidden.new_empty(self._hidden_shape(*tokens.shape), dtype=self._type)
                 dist.recv(hidden, self._global_rank(number - 1), self._group)
             hidden = stage(hidden, positions, document_ids, targets)
             if number < self._last and not self._is_here(number + 1):
@@ -119,24 +119,30 @@ class Pipeline:
                 self._sending.append((dist.isend(handed_on, self._global_rank(number + 1), self._group), handed_on))
         return hidden if self.has_loss else torch.zeros_like(self._loss_sum)
 
-    def _schedule(self, microbatches: int):
-        if microbatches not in self._schedules:
+    def _schedule(self, *shape: int):
+        """Torch's schedule for steps of (microbatches, B, S/n); its buffers have one shape, so it is built anew."""
+        if self._built is None or self._built[0] != shape:
+            microbatches, rows, length = shape
             schedule = get_schedule_class(self._parallel.pipeline_schedule)
             if microbatches < self._parallel.pipeline and issubclass(schedule, PipelineScheduleSingle):
                 schedule = ScheduleGPipe  # what 1F1B comes to when there are fewer microbatches than stages
-            stages = [self._torch_stage(number) for number in sorted(self._stages)]
-            self._schedules[microbatches] = schedule(
+            stages = [self._torch_stage(number, rows, length) for number in sorted(self._stages)]
+            schedule = schedule(
                 stages[0] if issubclass(schedule, PipelineScheduleSingle) else stages,
                 n_microbatches=microbatches,
                 loss_fn=self._take_loss,
                 scale_grads=False,
             )
-        return self._schedules[microbatches]
+            self._built = shape, schedule
+        return self._built[1]
 
-    def _torch_stage(self, number: int) -> "_Stage":
+    def _hidden_shape(self, rows: int, length: int) -> tuple[int, int, int]:
+        return rows, length // self._parallel.tensor, self._width
+
+    def _torch_stage(self, number: int, rows: int, length: int) -> "_Stage":
         device = self._mesh.world.device.torch
-        hidden = torch.empty(self._hidden, dtype=self._type, device="meta", requires_grad=True)
-        tokens = torch.empty(self._microbatch, dtype=torch.int64, device="meta")
+        hidden = torch.empty(self._hidden_shape(rows, length), dtype=self._type, device="meta", requires_grad=True)
+        tokens = torch.empty((rows, length), dtype=torch.int64, device="meta")
         loss = torch.empty((), device="meta", requires_grad=True)
         return _Stage(
             self._stages[number],

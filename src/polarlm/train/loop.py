@@ -44,8 +44,9 @@ def _train(run: Run, stop: StopRequest, watch: Watch, watchdog: Watchdog) -> int
                 result = _take(run, step, microbatches, bool(stop) or run.checkpoints.failed)
             if result.fault and _remedy(run, watch, step, result) == "rewind":
                 return progress.samples
-            progress.count(step, result, train)
-            watch.took(result, time.perf_counter() - clock)
+            shape = run.shapes.at(progress.samples)
+            progress.count(step, result, train, shape.tokens)
+            watch.took(result, time.perf_counter() - clock, shape)
 
             ends = result.asked_to_stop or step == train.steps
             if _is_due(step, train.eval_every, step == train.steps):
@@ -119,6 +120,7 @@ def _loader(run: Run) -> Loader:
         rank=run.engine.data_rank,
         ranks=run.engine.data_ranks,
         start_sample=run.progress.samples,
+        shapes=run.shapes,
         mask_documents=run.config.data.mask_documents,
     )
 

@@ -56,11 +56,11 @@ class Progress:
             return OVERFLOW
         return self.typical.fault(loss, grad_norm, spike_factor)
 
-    def count(self, step: int, result: StepResult, train: TrainConfig) -> None:
-        """Count a step, whether it was taken or left out."""
+    def count(self, step: int, result: StepResult, train: TrainConfig, tokens: int) -> None:
+        """Count a step of so many tokens, whether it was taken or left out."""
         self.step = step
         self.samples += train.global_batch_size
-        self.tokens += train.global_batch_size * train.seq_len
+        self.tokens += tokens
         if result.fault is None:
             self.loss = result.loss
             self.typical.take_in(result.loss, result.grad_norm)
@@ -84,10 +84,12 @@ class Progress:
             field = ".".join(map(str, fault["loc"]))
             raise UserError(f"{where}: its progress is damaged ({field}: {fault['msg']}); remove it") from None
         samples = step * config.train.global_batch_size
-        if (saved.step, saved.samples, saved.tokens) != (step, samples, samples * config.train.seq_len):
+        most = samples * config.train.seq_len
+        least = most if config.data.samples == "stream" else samples
+        if (saved.step, saved.samples) != (step, samples) or not least <= saved.tokens <= most:
             raise UserError(
                 f"{where}: says step {saved.step}, {saved.samples} samples, {saved.tokens} tokens, where step {step} "
-                f"has {samples} and {samples * config.train.seq_len}; it is damaged, remove it"
+                f"has {samples} and {most}; it is damaged, remove it"
             )
         if saved.config is not None:
             _check_own(saved.config, config, where)

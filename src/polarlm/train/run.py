@@ -14,7 +14,15 @@ from torch.optim import Optimizer
 
 from polarlm.checkpoint import Checkpoints, load_weights, saved_checkpoints
 from polarlm.config import RunConfig, UserError
-from polarlm.data import AnySamples, IndexedDataset, load_run_tokenizer, load_tokenizer, open_split, read_paths
+from polarlm.data import (
+    AnySamples,
+    IndexedDataset,
+    StepShapes,
+    load_run_tokenizer,
+    load_tokenizer,
+    open_split,
+    read_paths,
+)
 from polarlm.launch import short_host_name
 from polarlm.parallel import Engine, World, be_deterministic
 from polarlm.train.environment import describe_environment
@@ -41,6 +49,7 @@ class Run:
     engine: Engine
     optimizer: Optimizer
     samples: AnySamples
+    shapes: StepShapes
     validation: Validation | None
     source_losses: SourceLosses
     checkpoints: Checkpoints
@@ -111,13 +120,16 @@ def open_run(folder: Path, config: RunConfig, world: World) -> Run:
             load_weights(Path(config.train.init_from), engine.model)
     if events:
         events.step = progress.step
+    group = config.train.global_batch_size if config.data.group_by_length else None
+    samples = open_split(config.data, config.train.seq_len, config.seed, "train", config.model.vocab_size, group)
     return Run(
         folder=folder,
         config=config,
         world=world,
         engine=engine,
         optimizer=optimizer,
-        samples=open_split(config.data, config.train.seq_len, config.seed, "train", config.model.vocab_size),
+        samples=samples,
+        shapes=StepShapes(config, samples),
         validation=_open_validation(config, folder),
         source_losses=SourceLosses(engine, _scored_sources(config)),
         checkpoints=checkpoints,
@@ -227,7 +239,8 @@ def _open_validation(config: RunConfig, folder: Path) -> Validation | None:
     is_text = not config.data.is_synthetic
     token_bytes = load_run_tokenizer(folder).token_bytes() if is_text else None
     sources = _scored_sources(config)
-    return Validation(samples, config.train.eval_samples, token_bytes, config.data.mask_documents, sources)
+    shapes = StepShapes(config, samples)
+    return Validation(samples, config.train.eval_samples, token_bytes, config.data.mask_documents, sources, shapes)
 
 
 def _scored_sources(config: RunConfig) -> list[str]:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from polarlm.config import RunConfig
+from polarlm.data import StepShape
 from polarlm.parallel import Device
 from polarlm.plan import device_peak, hardware_flops, megatron_tflops_per_device, model_flops
 
@@ -13,40 +14,41 @@ from polarlm.plan import device_peak, hardware_flops, megatron_tflops_per_device
 class Speedometer:
     """Turns the seconds of a step into the numbers of `metrics.jsonl`.
 
-    Everything is counted from the global batch and the whole sequence, then shared over all devices; so a tensor- or
-    sequence-parallel rank never counts its group's work as its own.
+    Everything is counted from the global batch and whole sequences, then shared over all devices; so a tensor- or
+    sequence-parallel rank never counts its group's work as its own. What is padded counts as the hardware's work alone.
     """
 
     def __init__(self, config: RunConfig, device: Device) -> None:
         train, ranks = config.train, config.parallel.ranks
         self._config, self._ranks = config, ranks
-        self._tokens = train.global_batch_size * train.seq_len
-        self._model_flops = model_flops(config.model, self._tokens, train.seq_len)
-        self._hardware_flops = hardware_flops(
-            config.model,
-            self._tokens,
-            train.seq_len,
+        tokens = train.global_batch_size * train.seq_len
+        self._whole = StepShape(train.seq_len, tokens, tokens)
+        self.peak_tflops = peak_tflops(device, train.precision)
+
+    def measure(self, seconds: float, shape: StepShape | None = None) -> dict[str, Any]:
+        """The rates of one step that took `seconds`; by default a step of whole samples."""
+        model, train = self._config.model, self._config.train
+        shape = shape or self._whole
+        model_tflops = model_flops(model, shape.tokens, shape.seq_len) / seconds / self._ranks / 1e12
+        hardware = hardware_flops(
+            model,
+            shape.positions,
+            shape.seq_len,
             recompute=train.recompute,
             recompute_every=train.recompute_every,
             tile=train.tile,
         )
-        self.peak_tflops = peak_tflops(device, train.precision)
-
-    def measure(self, seconds: float) -> dict[str, Any]:
-        """The rates of one step that took `seconds`."""
-        train = self._config.train
-        model_tflops = self._model_flops / seconds / self._ranks / 1e12
         return {
             "step_time_s": seconds,
             "samples_per_sec": train.global_batch_size / seconds,
-            "tokens_per_sec": self._tokens / seconds,
-            "tokens_per_sec_per_device": self._tokens / seconds / self._ranks,
+            "tokens_per_sec": shape.tokens / seconds,
+            "tokens_per_sec_per_device": shape.tokens / seconds / self._ranks,
             "model_tflops_per_device": model_tflops,
-            "hardware_tflops_per_device": self._hardware_flops / seconds / self._ranks / 1e12,
+            "hardware_tflops_per_device": hardware / seconds / self._ranks / 1e12,
             "megatron_tflops_per_device": megatron_tflops_per_device(
-                self._config.model,
-                train.global_batch_size,
-                train.seq_len,
+                model,
+                shape.positions // shape.seq_len,
+                shape.seq_len,
                 seconds=seconds,
                 devices=self._ranks,
                 recompute=train.recompute,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from polarlm.data import AnySamples, Batch, batch_of
+from polarlm.data import AnySamples, Batch, StepShapes, batch_of
 from polarlm.model import IGNORED
 from polarlm.parallel import Engine
 from polarlm.train.step import as_tensors
@@ -34,16 +34,18 @@ class Validation:
         token_bytes: np.ndarray | None,
         mask_documents: bool,
         sources: Sequence[str] = (),
+        shapes: StepShapes | None = None,
     ) -> None:
         """
         Args:
             most_samples: how many to use; None is all of the split.
             token_bytes: int32 [V], the UTF-8 bytes each id stands for; None where ids stand for no text.
             sources: names of the datasets of a blend, to score each on its own too.
+            shapes: say how long the sequences of a batch are; without them samples stay as they are.
         """
         available = samples.count()
         ids = samples.spread(min(available, most_samples or available))
-        self._samples = samples
+        self._samples, self._shapes = samples, shapes
         self._sources = sources
         # Samples of one source go together, so that a batch's loss is its source's.
         groups = range(len(sources)) if sources else [None]
@@ -84,7 +86,9 @@ class Validation:
         for start in range(0, len(ids), stride):
             first = start + engine.data_rank * batch_size
             own = ids[first : first + batch_size]
-            batch = batch_of(self._samples, own or ids[:1], self._mask_documents)
+            scored = own or ids[:1]
+            seq_len = self._shapes.of(scored).seq_len if self._shapes else None
+            batch = batch_of(self._samples, scored, self._mask_documents, seq_len)
             if not own:
                 batch = Batch(batch.tokens, np.full_like(batch.targets, IGNORED), batch.positions, batch.document_ids)
             yield batch

@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+from polarlm.data import StepShape
 from polarlm.parallel import deterministic_variables
 from polarlm.train.layers import LayerStatistics
 from polarlm.train.loss_scale import OVERFLOW
@@ -74,9 +75,9 @@ class Watch:
         with self._layers.of_step(step):
             yield
 
-    def took(self, result: StepResult, seconds: float) -> None:
+    def took(self, result: StepResult, seconds: float, shape: StepShape) -> None:
         """Take in the step that the run's progress now counts; its line of metrics waits for `written`."""
-        progress, speed = self._run.progress, self._speedometer.measure(seconds)
+        progress, speed = self._run.progress, self._speedometer.measure(seconds, shape)
         if result.fault == PASSED_OVER:  # no work was done that could be measured
             speed = dict.fromkeys(speed, math.nan)
         self._metrics = {
@@ -88,6 +89,10 @@ class Watch:
             "lr": self._run.optimizer.param_groups[0]["lr"],
             "peak_memory_bytes": self._run.world.device.peak_memory_bytes(),
         }
+        if self._run.config.train.seq_len_schedule:
+            self._metrics["seq_len"] = shape.seq_len
+        if self._run.config.data.samples == "documents":
+            self._metrics |= {"seq_len": shape.seq_len, "padding": 1 - shape.tokens / shape.positions}
         if progress.loss_scale:
             self._metrics |= {"loss_scale": progress.loss_scale.scale, "skipped": progress.skipped}
         if result.loss_of_source:
