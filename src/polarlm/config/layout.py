@@ -131,8 +131,9 @@ def _layout_faults(config: RunConfig, ranks: int) -> list[str]:
 
 def sequence_unit(parallel: ParallelConfig) -> int:
     """What the length of a sequence is a multiple of where each of its ranks holds a share of it, all alike."""
-    is_zigzag = parallel.context > 1 and parallel.context_method == "ring"
-    return parallel.context * math.lcm(parallel.tensor, 2 if is_zigzag else 1)
+    # A zig-zag ring gives each of its ranks two chunks of the sequence, so that causal work is balanced.
+    chunks = 2 * parallel.ring if parallel.ring > 1 else 1
+    return math.lcm(parallel.context * parallel.tensor, chunks)
 
 
 def _schedule_faults(config: RunConfig) -> list[str]:
@@ -252,9 +253,7 @@ def _context_faults(config: RunConfig) -> list[str]:
             f"{parallel.ulysses}; nearest allowed: {nearest}"
         ]
     faults = []
-    # A zig-zag ring gives each of its ranks two chunks of the sequence, so that causal work is balanced.
-    chunks = 2 * parallel.ring if parallel.ring > 1 else 1
-    unit = math.lcm(parallel.context * parallel.tensor, chunks)
+    unit = sequence_unit(parallel)
     if train.seq_len % unit:
         faults.append(
             f"parallel.{'context' if parallel.context > 1 else 'tensor'}: train.seq_len {train.seq_len} is not a "

@@ -117,10 +117,12 @@ class _FusedCrossEntropy(torch.autograd.Function):
         sum_type = torch.promote_types(weight.dtype, torch.float32)
         weight_grad = torch.zeros_like(weight, dtype=sum_type) if wants_gradients else None
         rows = max(_FEWEST_ROWS, _CHUNK_LOGITS // vocabulary.most)
+        # One buffer for all chunks: a fresh one for each would cost the system as much as filling it.
+        buffer = hidden.new_empty(min(rows, len(hidden)), len(weight), dtype=torch.float32)
         for start in range(0, len(hidden), rows):
             some = hidden[start : start + rows].to(dtype)
             loss, logit_grad = _loss_and_gradient(
-                (some @ matrix.mT).float(),
+                _product(some, matrix.mT, out=buffer[: len(some)]),
                 targets[start : start + rows],
                 z_loss,
                 smoothing,
@@ -149,6 +151,11 @@ class _FusedCrossEntropy(torch.autograd.Function):
         hidden_grad, weight_grad = ctx.saved_tensors
         scale = scale / ctx.gradient_scale
         return hidden_grad * scale, (weight_grad * scale).to(ctx.weight_type), *[None] * 7
+
+
+def _product(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
+    """a @ b, in `out` of fp32."""
+    return torch.mm(a, b, out=out) if a.dtype == out.dtype else out.copy_(a @ b)
 
 
 def _loss_and_gradient(
