@@ -258,7 +258,7 @@ def _context_faults(config: RunConfig) -> list[str]:
         faults.append(
             f"parallel.{'context' if parallel.context > 1 else 'tensor'}: train.seq_len {train.seq_len} is not a "
             f"multiple of {unit}, for context {parallel.context} x tensor {parallel.tensor} ranks share it"
-            f"{f' and a ring cuts it into {chunks}' if chunks > 1 else ''}; nearest allowed train.seq_len: "
+            f"{f' and a ring cuts it into {2 * parallel.ring}' if parallel.ring > 1 else ''}; nearest allowed train.seq_len: "
             f"{_nearest_multiples(train.seq_len, unit)}"
         )
     if parallel.ring > 1 and model.dropout:
