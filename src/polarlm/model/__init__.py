@@ -5,6 +5,7 @@ on it from outside, by its sub-modules' names and by replacing `attention.core` 
 """
 
 from polarlm.model.attention import Attention, CausalAttention
+from polarlm.model.documents import Documents
 from polarlm.model.feed_forward import FeedForward
 from polarlm.model.initial import draw, initialise
 from polarlm.model.loss import IGNORED, CrossEntropy, Vocabulary
@@ -17,6 +18,7 @@ __all__ = [
     "Block",
     "CausalAttention",
     "CrossEntropy",
+    "Documents",
     "Embedding",
     "FeedForward",
     "Rotary",

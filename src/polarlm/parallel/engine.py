@@ -86,7 +86,9 @@ class Engine:
 
     def _on_device(self, batch: Arrays) -> Arrays:
         device = self.world.device.torch
-        return tuple(None if array is None else array.to(device, non_blocking=True) for array in self._share(batch))
+        tokens, positions, document_ids, targets = self._share(batch)
+        tokens, positions, targets = (array.to(device, non_blocking=True) for array in (tokens, positions, targets))
+        return tokens, positions, document_ids, targets  # where documents begin is read on the host
 
     def _share(self, batch: Arrays) -> Arrays:
         """This rank's share of each sequence; documents stay whole, since attention crosses the shares."""
