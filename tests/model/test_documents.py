@@ -34,7 +34,7 @@ def test_packed_documents_are_as_under_a_dense_mask(rows, precision, bound):
     found, expected = CausalAttention()(*inputs, Documents(ids, q.device)), _dense(*inputs, ids)
     gradients = zip(*(torch.autograd.grad(output, inputs, grad) for output in (found, expected)), strict=True)
     for one, other in [(found, expected), *gradients]:
-        assert (one - other).norm() <= bound * other.norm()
+        assert (one - other).norm() <= bound * grad.norm()  # documents of one token give q no gradient but rounding
 
 
 def test_dropout_drops_whole_probabilities_within_a_document():

@@ -179,11 +179,6 @@ def _context_faults(config: RunConfig) -> list[str]:
                 f"model.dropout: {model.dropout} also drops attention weights, which ring attention never holds "
                 "whole; use parallel.context_method ulysses, or dropout 0"
             )
-        if config.train.attention == "flash" and config.data.mask_documents:
-            faults.append(
-                "train.attention: flash, but ring attention has no fused kernel for data.mask_documents; use auto, "
-                "or parallel.context_method ulysses"
-            )
         return faults
     heads, kv_heads = model.heads // parallel.tensor, max(1, model.kv_heads // parallel.tensor)
     allowed = [n for n in divisors(heads) if kv_heads % n == 0 or n % kv_heads == 0]

@@ -2,7 +2,7 @@
 
 A name is its words, joined by hyphens: an axis with its degree (`data2 tensor2 ring2 ulysses2 pipeline2`), `zero3` for
 a ZeRO stage, `groups2` for one whose shares are repeated in groups, a pipeline schedule, `offload`, `fullrecompute`,
-`tile`.
+`tile`, `math` for attention in plain products.
 `pipeline2-1f1b-tensor2-zero3-data2` is one of 8 ranks. Any name of these words may be asked for, in the list or not.
 """
 
@@ -20,6 +20,7 @@ _SWITCHES = {
     "selectiverecompute": ("--train.recompute", "selective"),
     "fullrecompute": ("--train.recompute", "full"),
     "tile": ("--train.tile", "4"),
+    "math": ("--train.attention", "math"),
     **{schedule: ("--parallel.pipeline-schedule", schedule) for schedule in SCHEDULES},
 }
 _DEGREES = {
@@ -79,6 +80,8 @@ NAMES = (
     "tensor2-fullrecompute",
     "ring2-fullrecompute",
     "pipeline2-1f1b-fullrecompute",
+    "math",
+    "ring2-math",
 )
 
 
