@@ -121,6 +121,9 @@ class TrainConfig(Section):
     attention: Literal["auto", "flash", "cudnn", "efficient", "math"] = Field(
         "auto", description="kernel: what torch chooses for the device, a fused one or an error, or plain products"
     )
+    fused_norms: bool = Field(
+        True, description="RMSNorm keeps its input alone for backward; false is its plain formula"
+    )
     compile: bool = Field(False, description="compile each block with torch.compile")
     deterministic: bool = Field(
         False, description="two runs of one layout are equal to the bit, which costs some speed"

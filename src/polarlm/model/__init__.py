@@ -8,6 +8,7 @@ from polarlm.model.attention import Attention, CausalAttention
 from polarlm.model.documents import Documents
 from polarlm.model.feed_forward import FeedForward
 from polarlm.model.initial import draw, initialise
+from polarlm.model.layers import RMSNorm
 from polarlm.model.loss import IGNORED, CrossEntropy, Vocabulary
 from polarlm.model.rotary import Rotary
 from polarlm.model.transformer import Block, Embedding, Transformer
@@ -21,6 +22,7 @@ __all__ = [
     "Documents",
     "Embedding",
     "FeedForward",
+    "RMSNorm",
     "Rotary",
     "Transformer",
     "Vocabulary",

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from polarlm.config import RunConfig, Stage, pipeline_stages
-from polarlm.model import Transformer, draw
+from polarlm.model import RMSNorm, Transformer, draw
 from polarlm.parallel.compile import compile_blocks
 from polarlm.parallel.context import share_sequences
 from polarlm.parallel.kernels import PRODUCT_TYPES
@@ -29,6 +29,8 @@ def _build(config: RunConfig, stage: Stage, mesh: Mesh) -> Transformer:
     with torch.device("meta"):
         model = Transformer(config.model)
     cut(model, stage)
+    for norm in filter(lambda module: isinstance(module, RMSNorm), model.modules()):
+        norm.is_fused = config.train.fused_norms
     if mesh.size("context") > 1:
         is_plain = config.train.attention == "math"
         share_sequences(model, config.parallel.context_method, mesh.tokens["context"].get_group(), is_plain)

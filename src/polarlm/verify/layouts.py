@@ -2,7 +2,7 @@
 
 A name is its words, joined by hyphens: an axis with its degree (`data2 tensor2 ring2 ulysses2 pipeline2`), `zero3` for
 a ZeRO stage, `groups2` for one whose shares are repeated in groups, a pipeline schedule, `offload`, `fullrecompute`,
-`tile`, `math` for attention in plain products.
+`tile`, `math` for attention in plain products, `plainnorms`.
 `pipeline2-1f1b-tensor2-zero3-data2` is one of 8 ranks. Any name of these words may be asked for, in the list or not.
 """
 
@@ -21,6 +21,7 @@ _SWITCHES = {
     "fullrecompute": ("--train.recompute", "full"),
     "tile": ("--train.tile", "4"),
     "math": ("--train.attention", "math"),
+    "plainnorms": ("--train.fused-norms", "false"),
     **{schedule: ("--parallel.pipeline-schedule", schedule) for schedule in SCHEDULES},
 }
 _DEGREES = {
@@ -82,6 +83,7 @@ NAMES = (
     "pipeline2-1f1b-fullrecompute",
     "math",
     "ring2-math",
+    "tensor2-plainnorms",
 )
 
 
