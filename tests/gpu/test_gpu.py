@@ -13,10 +13,13 @@ import sys
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file
 
 from polarlm.config import load_run
 from polarlm.data import Batch
+from polarlm.model import CausalAttention, Documents
+from polarlm.model.attention import has_varlen_kernel
 from polarlm.parallel import Device, Engine, World, local_device
 from polarlm.plan import count_parameters
 from polarlm.train import build_optimizer, train_step
@@ -80,7 +83,7 @@ def test_compiled_it_takes_the_same_steps():
     _assert_close(compiled_weights, weights, 1e-4)
 
 
-@pytest.mark.parametrize("attention", ["flash", "math"])
+@pytest.mark.parametrize("attention", ["flash", "cudnn", "efficient", "math"])
 @pytest.mark.parametrize(("precision", "bound"), [("bf16", 2e-2), ("fp16", 4e-3)])
 def test_half_precision_stays_near_fp32(precision, bound, attention):
     steps, gradients, _ = _train(local_device(0), *LLAMA)
@@ -92,6 +95,33 @@ def test_half_precision_stays_near_fp32(precision, bound, attention):
     assert any(not torch.equal(half_gradients[name], gradients[name]) for name in gradients), (
         f"{precision} was not used"
     )
+
+
+@pytest.mark.parametrize(("precision", "bound"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2), (torch.float16, 4e-3)])
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_packed_documents_are_as_under_a_dense_mask(precision, bound, kv_heads):
+    device, generator = local_device(0).torch, torch.Generator().manual_seed(1)
+    shapes = [(2, heads, LENGTH, 32) for heads in (2, kv_heads, kv_heads, 2)]
+    q, k, v, grad = (torch.randn(shape, generator=generator).to(device, precision) for shape in shapes)
+    inputs, ids = [x.requires_grad_() for x in (q, k, v)], torch.stack([torch.arange(LENGTH) // n for n in (1, 50)])
+    output = CausalAttention()(*inputs, Documents(ids, device))
+    assert has_varlen_kernel(q) == (precision != torch.float32)
+    mask = (ids[:, None, :, None] == ids[:, None, None, :]).tril().to(device)
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    expected = F.scaled_dot_product_attention(*exact, attn_mask=mask, enable_gqa=True)
+    gradients = torch.autograd.grad(output, inputs, grad), torch.autograd.grad(expected, exact, grad.double())
+    for found, value in [(output, expected), *zip(*gradients, strict=True)]:
+        assert (found.double() - value).norm() <= bound * grad.norm()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_fused_norms_take_the_same_steps(precision):
+    flags = [*LLAMA, "--train.precision", precision]
+    bound = 1e-4 if precision == "fp32" else 2e-2
+    steps, gradients, _ = _train(local_device(0), *flags)
+    plain_steps, plain_gradients, _ = _train(local_device(0), *flags, "--train.fused-norms", "false")
+    torch.testing.assert_close(steps, plain_steps, rtol=bound, atol=0)
+    _assert_close(gradients, plain_gradients, 2.5 * bound)
 
 
 def test_memory_is_the_devices_and_holds_the_training_state():
