@@ -86,9 +86,10 @@ def test_compiled_it_takes_the_same_steps():
 @pytest.mark.parametrize("attention", ["flash", "cudnn", "efficient", "math"])
 @pytest.mark.parametrize(("precision", "bound"), [("bf16", 2e-2), ("fp16", 4e-3)])
 def test_half_precision_stays_near_fp32(precision, bound, attention):
-    steps, gradients, _ = _train(local_device(0), *LLAMA)
+    shape = LLAMA if attention in ("flash", "math") else LLAMA[:2]  # the others may want as many key heads
+    steps, gradients, _ = _train(local_device(0), *shape)
     half = ["--train.precision", precision, "--train.attention", attention]
-    half_steps, half_gradients, half_weights = _train(local_device(0), *LLAMA, *half)
+    half_steps, half_gradients, half_weights = _train(local_device(0), *shape, *half)
     torch.testing.assert_close(half_steps, steps, rtol=bound, atol=0)
     _assert_close(half_gradients, gradients, 2.5 * bound)
     assert all(weight.dtype == torch.float32 for weight in half_weights.values())
