@@ -165,10 +165,6 @@ WRONG = {  # what the user gives -> words that the message must hold
         ["train.gradient_accumulation_steps", "multiple of parallel.pipeline 2", "4 or 6", "gives 5"],
     ),
     "an unknown schedule": (["--parallel.pipeline-schedule", "zigzag"], ["parallel.pipeline_schedule", "1f1b"]),
-    "ring has no fused kernel for masked documents": (
-        ["--parallel.context", "2", "--train.attention", "flash", "--data.mask-documents"],
-        ["train.attention", "data.mask_documents", "ulysses"],
-    ),
     "compiled tensor": (
         ["--parallel.tensor", "2", "--train.compile"],
         ["--train.compile", "2 tensor-parallel ranks", "parallel.tensor 1, or train.compile false"],

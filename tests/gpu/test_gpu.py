@@ -13,10 +13,13 @@ import sys
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file
 
 from polarlm.config import load_run
 from polarlm.data import Batch
+from polarlm.model import CausalAttention, Documents
+from polarlm.model.attention import has_varlen_kernel
 from polarlm.parallel import Device, Engine, World, local_device
 from polarlm.parallel.host_memory import HostMemory
 from polarlm.plan import count_parameters
@@ -81,12 +84,13 @@ def test_compiled_it_takes_the_same_steps():
     _assert_close(compiled_weights, weights, 1e-4)
 
 
-@pytest.mark.parametrize("attention", ["flash", "math"])
+@pytest.mark.parametrize("attention", ["flash", "cudnn", "efficient", "math"])
 @pytest.mark.parametrize(("precision", "bound"), [("bf16", 2e-2), ("fp16", 4e-3)])
 def test_half_precision_stays_near_fp32(precision, bound, attention):
-    steps, gradients, _ = _train(local_device(0), *LLAMA)
+    shape = LLAMA if attention in ("flash", "math") else LLAMA[:2]  # the others may want as many key heads
+    steps, gradients, _ = _train(local_device(0), *shape)
     half = ["--train.precision", precision, "--train.attention", attention]
-    half_steps, half_gradients, half_weights = _train(local_device(0), *LLAMA, *half)
+    half_steps, half_gradients, half_weights = _train(local_device(0), *shape, *half)
     torch.testing.assert_close(half_steps, steps, rtol=bound, atol=0)
     _assert_close(half_gradients, gradients, 2.5 * bound)
     assert all(weight.dtype == torch.float32 for weight in half_weights.values())
@@ -154,6 +158,33 @@ def test_without_the_fused_kernel_adamw_takes_the_same_steps():
     _, _, weights = _train(local_device(0), *LLAMA)
     _, _, plain_weights = _train(local_device(0), *LLAMA, "--train.optimizer.fused", "false")
     _assert_close(plain_weights, weights, 1e-4)
+
+
+@pytest.mark.parametrize(("precision", "bound"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2), (torch.float16, 4e-3)])
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_packed_documents_are_as_under_a_dense_mask(precision, bound, kv_heads):
+    device, generator = local_device(0).torch, torch.Generator().manual_seed(1)
+    shapes = [(2, heads, LENGTH, 32) for heads in (2, kv_heads, kv_heads, 2)]
+    q, k, v, grad = (torch.randn(shape, generator=generator).to(device, precision) for shape in shapes)
+    inputs, ids = [x.requires_grad_() for x in (q, k, v)], torch.stack([torch.arange(LENGTH) // n for n in (1, 50)])
+    output = CausalAttention()(*inputs, Documents(ids, device))
+    assert has_varlen_kernel(q) == (precision != torch.float32)
+    mask = (ids[:, None, :, None] == ids[:, None, None, :]).tril().to(device)
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    expected = F.scaled_dot_product_attention(*exact, attn_mask=mask, enable_gqa=True)
+    gradients = torch.autograd.grad(output, inputs, grad), torch.autograd.grad(expected, exact, grad.double())
+    for found, value in [(output, expected), *zip(*gradients, strict=True)]:
+        assert (found.double() - value).norm() <= bound * grad.norm()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_fused_norms_take_the_same_steps(precision):
+    flags = [*LLAMA, "--train.precision", precision]
+    bound = 1e-4 if precision == "fp32" else 2e-2
+    steps, gradients, _ = _train(local_device(0), *flags)
+    plain_steps, plain_gradients, _ = _train(local_device(0), *flags, "--train.fused-norms", "false")
+    torch.testing.assert_close(steps, plain_steps, rtol=bound, atol=0)
+    _assert_close(gradients, plain_gradients, 2.5 * bound)
 
 
 def test_memory_is_the_devices_and_holds_the_training_state():

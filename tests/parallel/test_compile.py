@@ -71,7 +71,8 @@ def _assert_same(eager, compiled, graphs):
 def test_alone_with_documents_and_dropout():
     flags = ["--model.family", "gpt", "--model.dropout", "0.1", "--data.mask-documents"]
     [[(eager, compiled)]] = run_ranks(1, _eager_and_compiled, [flags], timeout=180)
-    _assert_same(eager, compiled, graphs=2)  # training, evaluation
+    # In training and in evaluation what is before attention and what is after; its documents stay eager.
+    _assert_same(eager, compiled, graphs=8)
 
 
 def test_with_recomputation_and_dropout():

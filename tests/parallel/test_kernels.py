@@ -5,7 +5,7 @@ import torch
 
 from polarlm.config import UserError, load_run
 from polarlm.parallel import Device, Engine, World
-from polarlm.parallel.kernels import require_kernel
+from polarlm.parallel.kernels import choose_kernel
 from ranks import run_ranks
 
 FLASH, MATH = "aten::_scaled_dot_product_flash_attention_for_cpu", "aten::_scaled_dot_product_attention_math"
@@ -65,15 +65,32 @@ def test_a_fused_kernel_that_the_device_lacks_is_one_line(precision):
     with pytest.raises(UserError) as error:
         Engine(config, ALONE)
     assert str(error.value) == (
-        f"train.attention: flash, but cpu has no fused kernel for {precision}, head dim 16, dropout 0.1; "
+        f"train.attention: flash, but cpu has no flash kernel for {precision}, head dim 16, dropout 0.1; "
         "use auto or math"
     )
+
+
+@pytest.mark.parametrize("name", ["cudnn", "efficient"])
+@pytest.mark.parametrize(("ring", "needs"), [("", ""), ("--parallel.ranks 2 --parallel.context 2", ", ring attention")])
+def test_a_kernel_of_another_device_is_one_line_that_says_what_there_is(name, ring, needs):
+    with pytest.raises(UserError) as error:
+        choose_kernel(_config(f"--train.attention {name} {ring}"), ALONE.device)
+    assert str(error.value) == (
+        f"train.attention: {name}, but cpu has no {name} kernel for fp32, head dim 16{needs}; use auto or flash or math"
+    )
+
+
+@pytest.mark.parametrize(("flags", "kernel"), [("", "flash"), ("--model.dropout 0.1", "math")])
+def test_auto_says_what_torch_chooses(flags, kernel):
+    config = _config(flags)
+    assert Engine(config, ALONE).kernel == kernel
+    assert _kernels(ALONE, config) == {FLASH if kernel == "flash" else MATH}
 
 
 @pytest.mark.parametrize("flags", ["", "--data.mask-documents", "--train.precision bf16", "--model.kv-heads 1"])
 def test_a_fused_kernel_that_the_device_has_is_used(flags):
     config = _config(f"--train.attention flash --model.family llama {flags}")
     state = torch.get_rng_state()
-    require_kernel(config, ALONE.device)
+    assert choose_kernel(config, ALONE.device) == "flash"
     assert torch.equal(torch.get_rng_state(), state)
     assert _kernels(ALONE, config) == {FLASH}

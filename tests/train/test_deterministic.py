@@ -73,7 +73,9 @@ def test_two_runs_are_equal_to_the_bit(tmp_path, layout, capfd):
     assert all(torch.equal(saved[name], again[name]) for name in saved)
     assert any(name.endswith(".exp_avg") for name in saved)
     assert json.loads((tmp_path / "one/environment.json").read_text())["deterministic"] == {}
-    assert capfd.readouterr().out.count("deterministic: another run of this layout will be equal to the bit") == 2
+    said = capfd.readouterr().out
+    assert said.count("deterministic: another run of this layout will be equal to the bit") == 2
+    assert said.count(f"attention: {'math' if 'dropout' in LAYOUTS[layout] else 'flash'} (cpu)") == 2
 
 
 def _put(*_):

@@ -258,18 +258,13 @@ def _context_faults(config: RunConfig) -> list[str]:
         faults.append(
             f"parallel.{'context' if parallel.context > 1 else 'tensor'}: train.seq_len {train.seq_len} is not a "
             f"multiple of {unit}, for context {parallel.context} x tensor {parallel.tensor} ranks share it"
-            f"{f' and a ring cuts it into {2 * parallel.ring}' if parallel.ring > 1 else ''}; nearest allowed train.seq_len: "
-            f"{_nearest_multiples(train.seq_len, unit)}"
+            f"{f' and a ring cuts it into {2 * parallel.ring}' if parallel.ring > 1 else ''}; "
+            f"nearest allowed train.seq_len: {_nearest_multiples(train.seq_len, unit)}"
         )
     if parallel.ring > 1 and model.dropout:
         faults.append(
             f"model.dropout: {model.dropout} also drops attention weights, which ring attention never holds "
             "whole; use parallel.context_method ulysses, or dropout 0"
-        )
-    if parallel.ring > 1 and train.attention == "flash" and config.data.mask_documents:
-        faults.append(
-            "train.attention: flash, but ring attention has no fused kernel for data.mask_documents; use auto, "
-            "or parallel.context_method ulysses"
         )
     is_hybrid = parallel.context_method == "hybrid"
     allowed = [n for n in _shares_of_heads(config) if not is_hybrid or parallel.context % n == 0]

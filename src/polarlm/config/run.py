@@ -145,8 +145,11 @@ class TrainConfig(Section):
     )
     z_loss: NonNegativeFloat = Field(0.0, description="weight of (log of the softmax's sum)², PaLM's 1e-4")
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="share of the target spread over the vocabulary")
-    attention: Literal["auto", "flash", "math"] = Field(
-        "auto", description="kernel: what the device is fastest with, a fused one or an error, or plain products"
+    attention: Literal["auto", "flash", "cudnn", "efficient", "math"] = Field(
+        "auto", description="kernel: what torch chooses for the device, a fused one or an error, or plain products"
+    )
+    fused_norms: bool = Field(
+        True, description="RMSNorm keeps its input alone for backward; false is its plain formula"
     )
     compile: bool = Field(False, description="compile each block with torch.compile")
     deterministic: bool = Field(

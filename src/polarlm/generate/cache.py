@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polarlm.model import Transformer
+from polarlm.model import Documents, Transformer
 
 
 class KVCache:
@@ -65,9 +65,9 @@ class CachedAttention(nn.Module):
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, document_ids: Tensor | None = None) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Documents | None = None) -> Tensor:
         """q [B, A, S, D], k and v [B, K, S, D] of the new columns -> [B, A, S, D]."""
-        assert document_ids is None, "a cached row is one document"
+        assert documents is None, "a cached row is one document"
         if self.keys is None or self.values is None:
             room = (*k.shape[:2], self.cache.capacity, k.shape[3])
             self.keys, self.values = k.new_empty(room), v.new_empty(room)

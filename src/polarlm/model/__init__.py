@@ -5,8 +5,10 @@ on it from outside, by its sub-modules' names and by replacing `attention.core` 
 """
 
 from polarlm.model.attention import Attention, CausalAttention
+from polarlm.model.documents import Documents
 from polarlm.model.feed_forward import FeedForward
 from polarlm.model.initial import draw, initialise
+from polarlm.model.layers import RMSNorm
 from polarlm.model.loss import IGNORED, CrossEntropy, Vocabulary
 from polarlm.model.rotary import Rotary
 from polarlm.model.transformer import Block, Embedding, Transformer
@@ -17,8 +19,10 @@ __all__ = [
     "Block",
     "CausalAttention",
     "CrossEntropy",
+    "Documents",
     "Embedding",
     "FeedForward",
+    "RMSNorm",
     "Rotary",
     "Transformer",
     "Vocabulary",

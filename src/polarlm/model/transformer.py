@@ -1,11 +1,14 @@
 """A decoder-only transformer with normalisation before each sub-layer: the GPT and Llama families by switches."""
 
 from collections.abc import Callable
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from polarlm.config import ModelConfig
 from polarlm.model.attention import Attention
+from polarlm.model.documents import Documents
 from polarlm.model.feed_forward import FeedForward
 from polarlm.model.layers import Linear, TokenTable, build_norm
 from polarlm.model.loss import CrossEntropy
@@ -31,6 +34,7 @@ class Transformer(nn.Module):
         self.norm: nn.Module | None = build_norm(config, config.hidden)
         self.head: nn.Linear | None = Linear(config.hidden, config.vocab_size, bias=False)
         self.loss: nn.Module = CrossEntropy()
+        self.documents: Callable[[Tensor, torch.device], Any] = Documents  # what the attention cores are told of them
         self.tie_head()
 
     def forward(
@@ -41,13 +45,15 @@ class Transformer(nn.Module):
         Args:
             tokens: int64 [B, S]; hidden states [B, S, H] where the embedding is absent.
             positions: int64 [B, S], or [1, S] for every row the same; each token's place in its document.
-            document_ids: int [B, S]; tokens attend only to their own document. None is one document a row.
+            document_ids: int [B, S], best on the host; a document is a run of one id, and tokens attend only to their
+                own. None is one document a row.
             targets: int64 [B, S], the token that should follow each; see `CrossEntropy`.
         """
         hidden = tokens if self.embedding is None else self.embedding(tokens, positions)
         rotation = None if self.rotary is None else self.rotary(positions)
+        documents = None if document_ids is None else self.documents(document_ids, hidden.device)
         for block in self.blocks.values():
-            hidden = block(hidden, rotation, document_ids)
+            hidden = block(hidden, rotation, documents)
         if self.norm is not None:
             hidden = self.norm(hidden)
         if self.head is None:
@@ -108,9 +114,9 @@ class Block(nn.Module):
         self.feed_forward = FeedForward(config)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, hidden: Tensor, rotation: Rotation | None, document_ids: Tensor | None = None) -> Tensor:
-        """hidden [B, S, H], rotation as from `Rotary`, document_ids int [B, S] -> [B, S, H]."""
-        hidden = hidden + self.dropout(self.attention(self.attention_norm(hidden), rotation, document_ids))
+    def forward(self, hidden: Tensor, rotation: Rotation | None, documents: Documents | None = None) -> Tensor:
+        """hidden [B, S, H], rotation as from `Rotary` -> [B, S, H]; tokens attend within their own document."""
+        hidden = hidden + self.dropout(self.attention(self.attention_norm(hidden), rotation, documents))
         return hidden + self.transform_tokens(hidden)
 
     def transform_tokens(self, hidden: Tensor) -> Tensor:

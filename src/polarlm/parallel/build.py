@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from polarlm.config import RunConfig, Stage, pipeline_stages
-from polarlm.model import Transformer, draw
+from polarlm.model import RMSNorm, Transformer, draw
 from polarlm.parallel.cast import cast_parameters
 from polarlm.parallel.compile import compile_blocks
 from polarlm.parallel.context import share_sequences
@@ -31,6 +31,8 @@ def _build(config: RunConfig, stage: Stage, mesh: Mesh) -> Transformer:
     with torch.device("meta"):
         model = Transformer(config.model)
     cut(model, stage)
+    for norm in filter(lambda module: isinstance(module, RMSNorm), model.modules()):
+        norm.is_fused = config.train.fused_norms
     ring, ulysses = (mesh.group(axis) if mesh.size(axis) > 1 else None for axis in ("ring", "ulysses"))
     share_sequences(model, ring, ulysses, is_plain=config.train.attention == "math")
     if mesh.size("tensor") > 1:

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from polarlm.config import UserError
+from polarlm.model import CausalAttention
 from polarlm.parallel.device import Device
 
 
@@ -24,6 +25,8 @@ def compile_blocks(blocks: Iterable[nn.Module], device: Device) -> None:
         _check_compiler()
     # Without the latter, kernels that add up in different orders would be chosen by timing them.
     options = {"fallback_random": True, "deterministic": torch.are_deterministic_algorithms_enabled()}
+    # Its shapes are the documents' lengths, new in every batch: it stays eager. On the class, for all blocks' one code.
+    CausalAttention.attend_documents = torch.compiler.disable(CausalAttention.attend_documents)
     for block in blocks:
         block.compile(options=options)
 

@@ -11,7 +11,7 @@ from polarlm.config import RunConfig
 from polarlm.model import IGNORED
 from polarlm.parallel.build import build_stages
 from polarlm.parallel.context import take_share
-from polarlm.parallel.kernels import attention_kernel, require_kernel
+from polarlm.parallel.kernels import attention_kernel, choose_kernel
 from polarlm.parallel.mesh import Mesh
 from polarlm.parallel.pipeline import Arrays, Pipeline, join
 from polarlm.parallel.shard import clip_gradients, communicate_after
@@ -24,11 +24,12 @@ class Engine:
     Attributes:
         model: this rank's part; parameters may be shards, their names are those of one process.
         data_rank, data_ranks: which part of each global batch this rank's samples are.
+        kernel: what computes attention: `flash`, `cudnn`, `efficient` or `math`.
         dropout_rank: ranks that must draw different dropout have different numbers.
     """
 
     def __init__(self, config: RunConfig, world: World) -> None:
-        require_kernel(config, world.device)
+        self.kernel = choose_kernel(config, world.device)
         self.world = world
         self.mesh = Mesh(config.parallel, world)
         stages = build_stages(config, self.mesh)
@@ -85,7 +86,9 @@ class Engine:
 
     def _on_device(self, batch: Arrays) -> Arrays:
         device = self.world.device.torch
-        return tuple(None if array is None else array.to(device, non_blocking=True) for array in self._share(batch))
+        tokens, positions, document_ids, targets = self._share(batch)
+        tokens, positions, targets = (array.to(device, non_blocking=True) for array in (tokens, positions, targets))
+        return tokens, positions, document_ids, targets  # where documents begin is read on the host
 
     def _share(self, batch: Arrays) -> Arrays:
         """This rank's share of each sequence; documents stay whole, since attention crosses the shares."""

@@ -18,7 +18,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from polarlm.model import Attention, Block, CrossEntropy, Transformer, Vocabulary
+from polarlm.model import Attention, Block, CrossEntropy, Documents, Transformer, Vocabulary
 
 _SEQUENCE, _HEADS = 1, 2  # dims of [B, S, H] and of [B, S, A, D]
 
@@ -100,8 +100,8 @@ class _ChosenKVHeads(nn.Module):
         ]
         self._reads = distinct if is_grouped else reads
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, document_ids: Tensor | None = None) -> Tensor:
-        return self.core(q, k[:, self._reads], v[:, self._reads], document_ids)
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Documents | None = None) -> Tensor:
+        return self.core(q, k[:, self._reads], v[:, self._reads], documents)
 
 
 class _Repeat(ParallelStyle):

@@ -2,8 +2,8 @@
 
 A name is its words, joined by hyphens: an axis with its degree (`data2 tensor2 ring2 ulysses2 hybrid4 pipeline2`),
 `inner4` for the neighbours that share heads in a hybrid, else 2, `zero3` for a ZeRO stage, `groups2` for one whose
-shares are repeated in groups, a pipeline schedule, `offload`, `fullrecompute`,
-`hostactivations` beside it, `tile`.
+shares are repeated in groups, a pipeline schedule, `offload`, `fullrecompute`, `hostactivations`
+beside it, `tile`, `math` for attention in plain products, `plainnorms`.
 `pipeline2-1f1b-tensor2-zero3-data2` is one of 8 ranks. Any name of these words may be asked for, in the list or not.
 """
 
@@ -22,6 +22,8 @@ _SWITCHES = {
     "fullrecompute": ("--train.recompute", "full"),
     "hostactivations": ("--train.offload-activations", "host"),
     "tile": ("--train.tile", "4"),
+    "math": ("--train.attention", "math"),
+    "plainnorms": ("--train.fused-norms", "false"),
     **{schedule: ("--parallel.pipeline-schedule", schedule) for schedule in SCHEDULES},
 }
 _DEGREES = {
@@ -98,6 +100,9 @@ NAMES = (
     "tensor2-fullrecompute-hostactivations",
     "ring2-fullrecompute-hostactivations",
     "pipeline2-1f1b-fullrecompute-hostactivations",
+    "math",
+    "ring2-math",
+    "tensor2-plainnorms",
 )
 
 
