@@ -52,9 +52,9 @@ class Watch:
         if self._run.config.train.deterministic:
             told = "".join(f", {name}={value}" for name, value in deterministic_variables(self._device).items())
             self.say(f"deterministic: another run of this layout will be equal to the bit{told}")
-        self.say(f"attention: {self._run.engine.kernel} ({self._device.name})")
         if step := self._run.progress.step:
             self.say(f"goes on after step {step}")
+        self.say(f"attention: {self._run.engine.kernel} ({self._device.name})")
         self._open.enter_context(self._profile)
         return self
 
