@@ -55,9 +55,9 @@ class Watch:
             self.say(f"deterministic: another run of this layout will be equal to the bit{told}")
         if self._run.config.train.offload_activations == "host" and self._device.torch.type == "cpu":
             self.say("train.offload_activations: this device's memory is the host's, so nothing is saved")
-        self.say(f"attention: {self._run.engine.kernel} ({self._device.name})")
         if step := self._run.progress.step:
             self.say(f"goes on after step {step}")
+        self.say(f"attention: {self._run.engine.kernel} ({self._device.name})")
         self._open.enter_context(self._profile)
         return self
 
