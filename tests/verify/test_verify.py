@@ -8,7 +8,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 
 from polarlm.model import IGNORED, CrossEntropy
 from polarlm.parallel import Engine, build
-from polarlm.parallel.context import _Meeting
+from polarlm.parallel.ring import RingDocuments
 from polarlm.verify import Table, parse_layout
 from polarlm.verify.run import verify
 
@@ -71,13 +71,13 @@ def _loss_mask_shifted(monkeypatch):
     monkeypatch.setattr(CrossEntropy, "forward", forward)
 
 
-def _document_mask_shifted(monkeypatch):
-    right = _Meeting.mask
+def _documents_shifted(monkeypatch):
+    right = RingDocuments.__init__
 
-    def mask(self, document_ids, *where):
-        return right(self, document_ids.roll(1, 1) if self.rank == 1 else document_ids, *where)
+    def init(self, ids, device, group):
+        right(self, ids.roll(1, 1) if dist.get_rank() == 1 else ids, device, group)
 
-    monkeypatch.setattr(_Meeting, "mask", mask)
+    monkeypatch.setattr(RingDocuments, "__init__", init)
 
 
 def _positions_not_shared(monkeypatch):
@@ -101,7 +101,7 @@ def _mean_over_data(monkeypatch):
         (_not_summed_over_data, "data2", "embedding.tokens.weight"),
         (_norms_not_summed_over_tensor, "tensor2", "blocks.0.attention_norm.weight"),
         (_loss_mask_shifted, "data2", "embedding.tokens.weight"),
-        (_document_mask_shifted, "ring2", "embedding.tokens.weight"),
+        (_documents_shifted, "ring2", "embedding.tokens.weight"),
         (_positions_not_shared, "ulysses2", "embedding.tokens.weight"),
         (_mean_over_data, "zero3-data2", "embedding.tokens.weight"),
     ],
