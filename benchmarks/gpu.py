@@ -48,6 +48,7 @@ LEAN = {"recompute": "full", "offload-activations": "host", "tile": str(TILE)}
 SWITCHES = {
     "attention flash": {"attention": "flash"},
     "attention cudnn": {"attention": "cudnn"},
+    "parameters in fp32": {"parameter-precision": "fp32"},
     "eager": {"compile": "false"},
     "eager, norms by their formula": {"compile": "false", "fused-norms": "false"},
 }
