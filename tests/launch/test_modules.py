@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from polarlm.launch import Site
-from polarlm.launch.machines.modules import Modules, loaded_modules, missing_modules, site_modules
+from polarlm.launch.machines.modules import Modules, loaded_modules, missing_names, site_modules
 
 SAYS = {
     "openmpi": "mpirun (Open MPI) 4.1.6",
@@ -89,8 +89,8 @@ def test_which_modules_are_meant(tmp_path):
     assert loaded_modules(here, site) == Modules(
         ("gcc/13", "conda"), ("/soft/a", "/soft/b", str(tmp_path)), "/m/init/bash"
     )
-    assert missing_modules(here, site) == ["conda/2025"]
-    assert missing_modules({"LOADEDMODULES": "gcc-libs:conda/2025"}, site) == ["gcc"]
+    assert missing_names(here, site) == ["conda/2025"]
+    assert missing_names({"LOADEDMODULES": "gcc-libs:conda/2025"}, site) == ["gcc"]
     assert site_modules({}, site) == Modules(("gcc", "conda/2025"), ("/soft/a", "/soft/b"), "/etc/profile")
     assert loaded_modules({"LOADEDMODULES": ""}, site) == site_modules(here, None) == Modules()
-    assert missing_modules({}, None) == []
+    assert missing_names({}, None) == []

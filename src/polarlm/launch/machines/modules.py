@@ -7,7 +7,7 @@ from pathlib import Path
 
 from polarlm.launch.machines.sites import Site
 
-__all__ = ["Modules", "load_lines", "loaded_modules", "missing_modules", "site_modules"]
+__all__ = ["Modules", "load_lines", "loaded_modules", "loaded_names", "missing_names", "site_modules"]
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,14 @@ class Modules:
     start: str = ""
 
 
+def loaded_names(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """What is loaded now, `NAME/VERSION` as a rule."""
+    return tuple(name for name in (environment.get("LOADEDMODULES") or "").split(":") if name)
+
+
 def loaded_modules(environment: Mapping[str, str], site: Site | None) -> Modules:
-    """Those that are loaded now; of a Modules without names nothing else is set."""
-    names = tuple(name for name in (environment.get("LOADEDMODULES") or "").split(":") if name)
+    """Those that are loaded now, and where they may be; none of it where none is."""
+    names = loaded_names(environment)
     own = [folder for folder in (environment.get("MODULEPATH") or "").split(":") if folder and Path(folder).is_dir()]
     folders = (*_words(site, "use"), *own)
     return Modules(names, tuple(dict.fromkeys(folders)), _start(environment)) if names else Modules()
@@ -39,9 +44,9 @@ def site_modules(environment: Mapping[str, str], site: Site | None) -> Modules:
     return Modules(names, _words(site, "use"), _start(environment)) if names else Modules()
 
 
-def missing_modules(environment: Mapping[str, str], site: Site | None) -> list[str]:
-    """Which of the site's are not loaded now, in whatever version."""
-    loaded = loaded_modules(environment, site).names
+def missing_names(environment: Mapping[str, str], site: Site | None) -> list[str]:
+    """Which of the site's modules are not loaded now, in whatever version."""
+    loaded = loaded_names(environment)
     return [name for name in _words(site, "load") if not any(f"{each}/".startswith(f"{name}/") for each in loaded)]
 
 

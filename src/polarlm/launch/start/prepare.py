@@ -8,7 +8,7 @@ from pathlib import Path
 
 from polarlm.config import UserError
 from polarlm.launch.machines.hostlist import Host
-from polarlm.launch.machines.modules import loaded_modules, missing_modules
+from polarlm.launch.machines.modules import loaded_names, missing_names
 from polarlm.launch.machines.network import check_port, free_port, master_address, port_of_job
 from polarlm.launch.machines.sites import Site
 from polarlm.launch.machines.spread import Request, Spread
@@ -183,11 +183,10 @@ def _settings(site: Site | None) -> list[Setting]:
 def _software(kind: str, scene: Scene) -> str:
     """How modules and a virtual environment that are active here come to be so for each rank."""
     environment, site = scene.environment, scene.site
-    modules = loaded_modules(environment, site).names
-    active = [environment.get("VIRTUAL_ENV") or environment.get("CONDA_PREFIX") or ""]
-    active.append(f"modules {' '.join(modules)}" if modules else "")
-    has = f", with {' and '.join(filter(None, active))}" if any(active) else ""
-    missing = missing_modules(environment, site)
+    modules, missing = loaded_names(environment), missing_names(environment, site)
+    folder = environment.get("VIRTUAL_ENV") or environment.get("CONDA_PREFIX")
+    active = [*filter(None, [folder]), *([f"modules {' '.join(modules)}"] if modules else [])]
+    has = f", with {' and '.join(active)}" if active else ""
     wants = f"; of site {site.name}'s modules not loaded here: {' '.join(missing)}" if site and missing else ""
     return f"{FORWARDING[kind]}{has}{wants}"
 
