@@ -48,7 +48,12 @@ SCENES = {
     "laptop": Scene("laptop", flags="--ranks 2"),
     "polaris": Scene(
         "x3001c0s7b0n0",
-        environment={"PBS_NODEFILE": "/var/spool/pbs/aux/1000", "PBS_JOBID": "1000.polaris-pbs-01"},
+        environment={
+            "PBS_NODEFILE": "/var/spool/pbs/aux/1000",
+            "PBS_JOBID": "1000.polaris-pbs-01",
+            "LOADEDMODULES": "craype-x86-milan:PrgEnv-nvidia/8.5.0:conda/2024-10-30-workshop",
+            "VIRTUAL_ENV": "/home/me/venv",
+        },
         nodes=_polaris("x3001c0s7b0n0", "x3001c0s7b1n0"),
         programs={"mpiexec": PALS, "nvidia-smi": FOUR_A100},
     ),
@@ -60,7 +65,15 @@ SCENES = {
     ),
     "thetagpu": Scene(
         "thetagpu01",
-        environment={"COBALT_NODEFILE": "/var/tmp/cobalt.77", "COBALT_JOBID": "77"},
+        environment={
+            "COBALT_NODEFILE": "/var/tmp/cobalt.77",
+            "COBALT_JOBID": "77",
+            "LOADEDMODULES": "openmpi/4.1.6:conda/2023-01-11",
+            "CONDA_PREFIX": "/lus/theta-fs0/software/thetagpu/conda/2023-01-11",
+            "LD_LIBRARY_PATH": "/usr/local/cuda/lib64",
+            "MKLROOT": "/opt/intel/mkl",
+            "HOSTNAME": "thetagpu01",
+        },
         nodes=("thetagpu01", "thetagpu02"),
         programs={"mpirun": OPEN_MPI},
     ),

@@ -274,7 +274,7 @@ def test_l02_a_missing_module_command_or_python_ends_the_job(here, monkeypatch):
     Path("gone.sh").write_text(text.replace(f"python={sys.executable}", "python=/gone/bin/python"))
     done = run_script("gone.sh")
     assert done.returncode == 2
-    assert "error: there is no /gone/bin/python on " in done.stderr
+    assert "error: there is no /gone/bin/python (is its file system there?) on " in done.stderr
 
 
 MPIEXEC = f"""#!{sys.executable} -S

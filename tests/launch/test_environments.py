@@ -17,6 +17,7 @@ import pytest
 
 from polarlm.config import UserError
 from polarlm.launch import Site
+from polarlm.launch.machines.modules import Modules
 from polarlm.launch.nodes.environments import activation, create_environment, describe_plan, plan_environment
 
 SITE = Site("arctic", modules=("use /soft/modulefiles", "load conda"))
@@ -176,7 +177,7 @@ def activate(base, tmp_path):
     (tmp_path / "other" / "python3").symlink_to(sys.executable)
 
     def run(modules, has_command=True):
-        planned = replace(plan(tmp_path, base, "x"), modules=modules)
+        planned = replace(plan(tmp_path, base, "x"), modules=Modules(modules, ("/soft",), "/nothing/init/bash"))
         (tmp_path / "script").write_text(activation(planned, tmp_path / "env"))
         head = MODULE.format(other=tmp_path / "other") if has_command else "unset -f module"
         script = f"{head}\nsource {tmp_path}/script || exit 7\ncommand -v python"
@@ -189,14 +190,14 @@ def activate(base, tmp_path):
 
 def test_l03_the_environments_python_comes_before_a_modules(activate, tmp_path):
     python = tmp_path / "env" / "bin" / "python"
-    assert activate(("use /soft", "load conda/2025")) == (0, f"python: {python}\n{python}\n", "")
+    assert activate(("conda/2025",)) == (0, f"python: {python}\n{python}\n", "")
 
 
 @pytest.mark.parametrize(
     ("modules", "has_command", "words"),
     [
-        (("load conda",), False, "there is no module command"),
-        (("load conda", "load nccl"), True, "module nccl cannot be loaded"),
+        (("conda",), False, "there is no module command"),
+        (("conda", "nccl"), True, "module nccl cannot be loaded"),
     ],
 )
 def test_l02_activating_nothing_fails_and_says_what_is_missing(modules, has_command, words, activate):
@@ -207,11 +208,14 @@ def test_l02_activating_nothing_fails_and_says_what_is_missing(modules, has_comm
 
 def test_l02_an_environment_that_is_gone_is_said(activate, tmp_path):
     shutil.rmtree(tmp_path / "env")
-    code, output, errors = activate(("load conda",))
+    code, output, errors = activate(("conda",))
     assert (code, output) == (7, "")
     assert f"error: there is no {tmp_path}/env/bin/python on " in errors
 
 
 def test_modules_that_are_loaded_are_part_of_it(base, tmp_path):
     found = plan(tmp_path, base, "x", {"LOADEDMODULES": "conda/2025:nccl/2.2"}, SITE)
-    assert found.modules == ("use /soft/modulefiles", "load conda/2025", "load nccl/2.2")
+    assert found.modules == Modules(("conda/2025", "nccl/2.2"), ("/soft/modulefiles",), "/etc/profile")
+    assert "module use --append /soft/modulefiles\nmodule load conda/2025\nmodule load nccl/2.2\n" in describe_plan(
+        found
+    )

@@ -16,20 +16,21 @@
 # Written by: polarlm submit run.yaml --nodes 2 --walltime 06:00:00 --queue regular --account m1234 --until-done --dry-run
 
 began=$(date +%s)
-fail() { echo "error: $1" >&2; exit 2; }
-cd /work/me || fail "this job's folder is not there on $HOSTNAME"
+fail() { echo "error: $1 on $HOSTNAME" >&2; exit 2; }
+cd /work/me || fail "this job's folder is not there"
 
 # The modules that the site perlmutter wants; none was loaded where this was submitted.
 type module > /dev/null 2>&1 || source /opt/cray/pe/lmod/lmod/init/bash
-type module > /dev/null 2>&1 || fail 'there is no module command on '"$HOSTNAME"
-load() {
-    module load "$1" && [[ ":$LOADEDMODULES:" == *":$1"[:/]* ]] || fail "module $1 cannot be loaded on $HOSTNAME"
-}
-load pytorch
+type module > /dev/null 2>&1 || fail 'there is no module command'
+for module_name in pytorch; do
+    # Many a `module load` that fails says so and ends well.
+    module load "$module_name" && [[ ":$LOADEDMODULES:" == *":$module_name"[:/]* ]] ||
+        fail "module $module_name cannot be loaded"
+done
 
 # The Python that submitted this, before any that a module brings.
 python=/home/me/venv/bin/python
-[[ -x $python ]] || fail "there is no $python on $HOSTNAME; is its file system there?"
+[[ -x $python ]] || fail "there is no $python (is its file system there?)"
 export PATH="${python%/*}:$PATH"
 echo "python: $python on $HOSTNAME"
 

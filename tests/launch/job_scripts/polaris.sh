@@ -13,24 +13,23 @@
 # Written by: polarlm submit run.yaml --nodes 2 --walltime 01:00:00 --queue debug --account datascience --dry-run
 
 began=$(date +%s)
-fail() { echo "error: $1" >&2; exit 2; }
-cd /work/me || fail "this job's folder is not there on $HOSTNAME"
+fail() { echo "error: $1 on $HOSTNAME" >&2; exit 2; }
+cd /work/me || fail "this job's folder is not there"
 
 # The modules that were loaded where this was submitted.
 type module > /dev/null 2>&1 || source /opt/cray/pe/lmod/lmod/init/bash
-type module > /dev/null 2>&1 || fail 'there is no module command on '"$HOSTNAME"
+type module > /dev/null 2>&1 || fail 'there is no module command'
 module use --append /soft/modulefiles
-load() {
-    module load "$1" && [[ ":$LOADEDMODULES:" == *":$1"[:/]* ]] || fail "module $1 cannot be loaded on $HOSTNAME"
-}
-load craype-x86-milan
-load PrgEnv-nvidia/8.5.0
-load conda/2024-10-30-workshop
+for module_name in craype-x86-milan PrgEnv-nvidia/8.5.0 conda/2024-10-30-workshop; do
+    # Many a `module load` that fails says so and ends well.
+    module load "$module_name" && [[ ":$LOADEDMODULES:" == *":$module_name"[:/]* ]] ||
+        fail "module $module_name cannot be loaded"
+done
 
 # The Python that submitted this, before any that a module brings.
 export VIRTUAL_ENV=/home/me/venv
 python=/home/me/venv/bin/python
-[[ -x $python ]] || fail "there is no $python on $HOSTNAME; is its file system there?"
+[[ -x $python ]] || fail "there is no $python (is its file system there?)"
 export PATH="${python%/*}:$PATH"
 echo "python: $python on $HOSTNAME"
 

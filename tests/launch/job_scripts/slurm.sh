@@ -13,13 +13,13 @@
 # Written by: polarlm submit run.yaml --scheduler slurm --nodes 3 --gpus-per-node 8 --walltime 24:00:00 --queue gpu --chain 4 --option=--gres=gpu:8 --dry-run
 
 began=$(date +%s)
-fail() { echo "error: $1" >&2; exit 2; }
-cd /work/me || fail "this job's folder is not there on $HOSTNAME"
+fail() { echo "error: $1 on $HOSTNAME" >&2; exit 2; }
+cd /work/me || fail "this job's folder is not there"
 
 # The Python that submitted this, before any that a module brings.
 export PYTHONPATH='/home/me/two words'
 python=/home/me/venv/bin/python
-[[ -x $python ]] || fail "there is no $python on $HOSTNAME; is its file system there?"
+[[ -x $python ]] || fail "there is no $python (is its file system there?)"
 export PATH="${python%/*}:$PATH"
 echo "python: $python on $HOSTNAME"
 

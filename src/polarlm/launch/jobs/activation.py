@@ -9,52 +9,29 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from polarlm.config import UserError
+from polarlm.launch.machines.modules import load_lines, loaded_modules, site_modules
 from polarlm.launch.machines.sites import Site
-from polarlm.launch.start.launchers import forwarded_names
 
 __all__ = ["module_lines", "python_lines", "variable_lines"]
 
-# What a job works out for itself, what its scheduler sets, and what the lines for Python and modules set.
-_OWN = (
-    *("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "PYTHONPATH", "MASTER_ADDR", "MASTER_PORT"),
-    *("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"),
+# What training and its libraries look at, but for what a scheduler sets and what the lines for Python and modules set.
+_WRITTEN = ("TZ", "http_proxy", "https_proxy", "no_proxy")
+_WRITTEN_PREFIXES = (
+    *("CCL_", "CUDA_", "FI_", "GLOO_", "HF_", "HIP_", "HSA_", "IBV_", "NCCL_", "OMP_", "POLARLM_", "PYTHON", "ROCR_"),
+    *("TOKENIZERS_", "TORCH", "TRITON_", "WANDB_", "XDG_CONFIG", "ZE_"),
 )
+_OWN = ("PYTHONPATH", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 _SYSTEMS = ("/bin", "/usr/bin", "/usr/local/bin")  # before these a module puts its own programs, such as mpiexec
 _SECRETS = ("KEY", "TOKEN", "SECRET", "PASSWORD")
-
-_LOAD = """load() {
-    module load "$1" && [[ ":$LOADEDMODULES:" == *":$1"[:/]* ]] || fail "module $1 cannot be loaded on $HOSTNAME"
-}"""
 
 
 def module_lines(environment: Mapping[str, str], site: Site | None) -> list[str]:
     """Load the modules that are loaded now, else the site's; no lines where there are neither."""
-    loaded = [name for name in (environment.get("LOADEDMODULES") or "").split(":") if name]
-    sites = [words.split() for words in site.modules] if site else []
-    if not loaded and not sites:
-        return []
-    folders = [folder for verb, *names in sites if verb == "use" for folder in names]
-    if loaded:
-        why = "The modules that were loaded where this was submitted."
-        own = (environment.get("MODULEPATH") or "").split(":")
-        folders += [folder for folder in own if folder not in folders and Path(folder).is_dir() and folder]
-    else:
+    modules, why = loaded_modules(environment, site), "The modules that were loaded where this was submitted."
+    if not modules.names:
+        modules = site_modules(environment, site)
         why = f"The modules that the site {site.name if site else ''} wants; none was loaded where this was submitted."
-        loaded = [name for verb, *names in sites if verb == "load" for name in names]
-    return [
-        f"# {why}",
-        f"type module > /dev/null 2>&1 || source {shlex.quote(_module_start(environment))}",
-        "type module > /dev/null 2>&1 || fail 'there is no module command on '\"$HOSTNAME\"",
-        *([f"module use --append {shlex.join(folders)}"] if folders else []),
-        _LOAD,
-        *(f"load {shlex.quote(name)}" for name in loaded),
-    ]
-
-
-def _module_start(environment: Mapping[str, str]) -> str:
-    """The file that defines `module`: that of the modules in use here, else what every login shell reads."""
-    home = environment.get("MODULESHOME")
-    return f"{home}/init/bash" if home else "/etc/profile"
+    return [f"# {why}", *load_lines(modules)] if modules.names else []
 
 
 def python_lines(environment: Mapping[str, str]) -> list[str]:
@@ -65,7 +42,7 @@ def python_lines(environment: Mapping[str, str]) -> list[str]:
             lines.append(_export(name, environment[name]))
     lines += [
         f"python={shlex.quote(sys.executable)}",
-        '[[ -x $python ]] || fail "there is no $python on $HOSTNAME; is its file system there?"',
+        '[[ -x $python ]] || fail "there is no $python (is its file system there?)"',
     ]
     if str(Path(sys.executable).parent) not in _SYSTEMS:
         lines.append('export PATH="${python%/*}:$PATH"')
@@ -78,7 +55,8 @@ def variable_lines(environment: Mapping[str, str], in_config: Iterable[str]) -> 
     Args:
         in_config: variables that have become fields of the run; set again, they would replace what flags said.
     """
-    names = [name for name in forwarded_names(environment) if environment[name] and name not in _OWN]
+    written = [name for name in environment if name in _WRITTEN or name.startswith(_WRITTEN_PREFIXES)]
+    names = sorted(name for name in written if environment[name] and name not in _OWN)
     secret = [name for name in names if any(word in name.upper() for word in _SECRETS)]
     exports = [_export(name, environment[name]) for name in names if name not in secret and name not in in_config]
     lines = ["# Variables that were set where this was submitted.", *exports] if exports else []

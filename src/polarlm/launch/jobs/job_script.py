@@ -14,7 +14,7 @@ from polarlm.launch.machines.sites import Site
 __all__ = ["job_script"]
 
 _HEAD = """began=$(date +%s)
-fail() { echo "error: $1" >&2; exit 2; }"""
+fail() { echo "error: $1 on $HOSTNAME" >&2; exit 2; }"""
 
 
 def job_script(
@@ -47,7 +47,7 @@ def job_script(
     said = shlex.join(submitted_by).replace("\n", " ")
     parts = [
         ["#!/bin/bash", *scheduler.directives(wanted), f"# Written by: {said}"],
-        [_HEAD, f'cd {shlex.quote(str(work_folder))} || fail "this job\'s folder is not there on $HOSTNAME"'],
+        [_HEAD, f'cd {shlex.quote(str(work_folder))} || fail "this job\'s folder is not there"'],
         module_lines(environment, site),
         python_lines(environment),
         variable_lines(environment, in_config),

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import polarlm
 from polarlm.config import UserError
+from polarlm.launch.machines.modules import Modules, load_lines, loaded_modules
 from polarlm.launch.machines.sites import Site
 
 __all__ = ["Plan", "create_environment", "describe_plan", "plan_environment"]
@@ -48,7 +49,7 @@ class Plan:
         package: what pip installs.
         constraints: packages of the base, and the versions that pip must leave.
         shared: folders of packages that the base sees and its own environments do not: those of an environment.
-        modules: `use FOLDER` and `load NAME`, that must come before it.
+        modules: that must be loaded before it.
     """
 
     folder: Path
@@ -56,7 +57,7 @@ class Plan:
     package: str
     constraints: Mapping[str, str]
     shared: tuple[str, ...]
-    modules: tuple[str, ...]
+    modules: Modules
 
     def commands(self, folder: Path) -> list[list[str]]:
         """What is run to make it."""
@@ -92,17 +93,16 @@ def plan_environment(
         raise UserError(
             f"--python: {base} is Python {'.'.join(map(str, about['python']))}; PolarLM needs 3.11 or newer"
         )
-    loaded = [name for name in (environment.get("LOADEDMODULES") or "").split(":") if name]
+    modules = loaded_modules(environment, site)
     if "torch" not in about["versions"] and site and site.modules:
-        raise UserError(_what_is_missing(base, site, environment, loaded))
-    uses = [words for words in site.modules if words.startswith("use ")] if site else []
+        raise UserError(_what_is_missing(base, site, environment, modules.names))
     return Plan(
         folder=(root / machine / date.today().isoformat()).absolute(),
         base=base,
         package=package or _this_package(),
         constraints=about["versions"],
         shared=tuple(about["folders"]),
-        modules=(*uses, *(f"load {name}" for name in loaded)) if loaded else (),
+        modules=modules,
     )
 
 
@@ -132,7 +132,8 @@ def create_environment(plan: Plan) -> Path:
 def describe_plan(plan: Plan) -> str:
     """The plan as lines that a shell takes."""
     make, install = (shlex.join(words) for words in plan.commands(plan.folder))
-    lines = [f"module {words}" for words in plan.modules]
+    lines = [f"module use --append {shlex.join(plan.modules.folders)}"] if plan.modules.folders else []
+    lines += [f"module load {shlex.quote(name)}" for name in plan.modules.names]
     lines += [make, f"cat > {plan.folder}/constraints.txt << END", *_constraints(plan).splitlines(), "END"]
     if plan.shared:
         packages = f"{plan.folder}/lib/python*/site-packages"
@@ -144,30 +145,24 @@ def describe_plan(plan: Plan) -> str:
 def activation(plan: Plan, folder: Path) -> str:
     """A script to be sourced: modules, then the environment, which must then be what `python` is; or it says what is
     missing and fails."""
-    lines = [f"# source {folder}/bin/activate.polarlm", 'fail() { echo "error: $1 on $HOSTNAME" >&2; return 1; }']
-    if plan.modules:
-        lines.append("type module > /dev/null 2>&1 || { fail 'there is no module command'; return 1; }")
-    for words in plan.modules:
-        verb, _, name = words.partition(" ")
-        # Many a `module load` that fails says so and ends well.
-        check = f' && [[ ":$LOADEDMODULES:" == *:{shlex.quote(name)}[:/]* ]]' if verb == "load" else ""
-        lines.append(f"module {words}{check} || {{ fail 'module {name} cannot be loaded'; return 1; }}")
-    python = folder / "bin" / "python"
+    python, leave = folder / "bin" / "python", " || return 1"
     return "\n".join(
         [
-            *lines,
-            f"[[ -x {shlex.quote(str(python))} ]] || {{ fail 'there is no {python}'; return 1; }}",
+            f"# source {folder}/bin/activate.polarlm",
+            'fail() { echo "error: $1 on $HOSTNAME" >&2; return 1; }',
+            *load_lines(plan.modules, leave),
+            f"[[ -x {shlex.quote(str(python))} ]] || fail {shlex.quote(f'there is no {python}')}{leave}",
             "# Last, since a module may put another Python first.",
             f"source {shlex.quote(str(folder / 'bin' / 'activate'))}",
             f"[[ $(command -v python) == {shlex.quote(str(python))} ]] || "
-            '{ fail "python is $(command -v python), not the environment\'s,"; return 1; }',
+            f'fail "python is $(command -v python), not the environment\'s,"{leave}',
             'echo "python: $(command -v python)"',
             "",
         ]
     )
 
 
-def _what_is_missing(base: Path, site: Site, environment: Mapping[str, str], loaded: list[str]) -> str:
+def _what_is_missing(base: Path, site: Site, environment: Mapping[str, str], loaded: tuple[str, ...]) -> str:
     wanted = "; ".join(f"module {words}" for words in site.modules)
     if not environment.get("MODULESHOME") and not environment.get("LMOD_CMD"):
         missing = "there is no module command here"

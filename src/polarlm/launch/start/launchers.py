@@ -4,6 +4,7 @@ Variables are set in the launcher's own environment and forwarded by name or as 
 through an option that would split it at a comma.
 """
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,14 +12,24 @@ from pathlib import Path
 from polarlm.config import UserError
 from polarlm.launch.machines.spread import Spread
 
-__all__ = ["BUILDERS", "Start", "forwarded_names", "host_file_text"]
+__all__ = ["BUILDERS", "FORWARDING", "Start", "forwarded_names", "host_file_text"]
 
-# What Open MPI, which forwards no more than it is told to, is told to forward where it is set.
-_FORWARDED = ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "TZ", "http_proxy", "https_proxy", "no_proxy")
-_FORWARDED_PREFIXES = (
-    *("CCL_", "CUDA_", "FI_", "GLOO_", "HF_", "HIP_", "HSA_", "IBV_", "MASTER_", "NCCL_", "OMP_", "POLARLM_", "PYTHON"),
-    *("ROCR_", "TOKENIZERS_", "TORCH", "TRITON_", "WANDB_", "XDG_CONFIG", "ZE_"),
+# What is this host's, this shell's or this job step's own: no other host gets it.
+_OWN = ("_", "HOST", "HOSTNAME", "OLDPWD", "PWD", "SHLVL", "TEMP", "TMP", "TMPDIR")
+_OWN_PREFIXES = (
+    *("COBALT_", "DBUS_", "HYDRA_", "OMPI_", "PALS_", "PBS_", "PMI", "PRTE_", "SLURM", "SSH_"),
+    *("XDG_RUNTIME", "XDG_SESSION"),
 )
+
+# How the environment of this process, with all that modules and a virtual environment have set, reaches each rank.
+FORWARDING = {
+    "local": "each rank inherits this environment whole",
+    "torchrun": "each rank inherits this environment whole",
+    "pals": "--envall gives each rank this environment whole",
+    "mpich": "-genvall gives each rank this environment whole",
+    "openmpi": "-x, since Open MPI gives none by itself, gives each rank all variables here but a host's own",
+    "srun": "--export=ALL gives each rank this environment whole",
+}
 
 
 @dataclass(frozen=True)
@@ -85,5 +96,13 @@ def host_file_text(kind: str, spread: Spread) -> str | None:
 
 
 def forwarded_names(names: Iterable[str]) -> list[str]:
-    """Which of these variables must be the same for every rank; the rest is the host's own, or the launcher's."""
-    return sorted(name for name in names if name in _FORWARDED or name.startswith(_FORWARDED_PREFIXES))
+    """Which of these variables Open MPI is told to forward: any that a module may have set.
+
+    What a module has set is not to be known: it may be called anything, and `LOADEDMODULES` tells only its name. So all
+    go, as with every other launcher; only shells' functions, whose names no variable has, stay behind.
+    """
+    return sorted(
+        name
+        for name in names
+        if re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) and name not in _OWN and not name.startswith(_OWN_PREFIXES)
+    )

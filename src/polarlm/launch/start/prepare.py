@@ -8,10 +8,11 @@ from pathlib import Path
 
 from polarlm.config import UserError
 from polarlm.launch.machines.hostlist import Host
+from polarlm.launch.machines.modules import loaded_names, missing_names
 from polarlm.launch.machines.network import check_port, free_port, master_address, port_of_job
 from polarlm.launch.machines.sites import Site
 from polarlm.launch.machines.spread import Request, Spread
-from polarlm.launch.start.launchers import BUILDERS, Start, forwarded_names, host_file_text
+from polarlm.launch.start.launchers import BUILDERS, FORWARDING, Start, forwarded_names, host_file_text
 from polarlm.launch.start.ranks import PLACE_NAMES, WORLD_SIZE
 from polarlm.launch.start.starter import Scene, Starter, choose_starter, look_around
 
@@ -100,6 +101,7 @@ def prepare(
             ("hosts", f"{' '.join(host.name for host in placed.hosts)}: {scene.allocation.source}"),
             ("ranks", f"{placed.world}: {placed.why}"),
             ("launcher", starter.why),
+            ("software", _software(starter.kind, scene)),
         ),
         warnings=placed.warnings + starter.warnings,
     )
@@ -176,6 +178,17 @@ def _settings(site: Site | None) -> list[Setting]:
     ours = [Setting(name, value, "always") for name, value in _ALWAYS.items()]
     sites = [Setting(name, value, f"site {site.name}") for name, value in site.environment.items()] if site else []
     return list({setting.name: setting for setting in ours + sites}.values())
+
+
+def _software(kind: str, scene: Scene) -> str:
+    """How modules and a virtual environment that are active here come to be so for each rank."""
+    environment, site = scene.environment, scene.site
+    modules, missing = loaded_names(environment), missing_names(environment, site)
+    folder = environment.get("VIRTUAL_ENV") or environment.get("CONDA_PREFIX")
+    active = [*filter(None, [folder]), *([f"modules {' '.join(modules)}"] if modules else [])]
+    has = f", with {' and '.join(active)}" if active else ""
+    wants = f"; of site {site.name}'s modules not loaded here: {' '.join(missing)}" if site and missing else ""
+    return f"{FORWARDING[kind]}{has}{wants}"
 
 
 def _meeting(scene: Scene) -> list[Setting]:
