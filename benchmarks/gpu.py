@@ -44,7 +44,7 @@ LENGTHS = (2048, 8192, 32_768, 131_072)
 STEP_TOKENS = MARKED = 8192  # of a step of short sequences; the length whose MFU is marked
 TILE = 4096
 FAST = {"compile": "true"}
-LEAN = {"recompute": "full", "offload-activations": "host", "tile": str(TILE)}
+LEAN = {"recompute": "full", "offload-activations": "host"}
 SWITCHES = {
     "attention flash": {"attention": "flash"},
     "attention cudnn": {"attention": "cudnn"},
