@@ -121,15 +121,21 @@ def take_step(way: str, length: int, rank: int, port: int) -> None:
     imported = memory("VmRSS")
     with join_world(rank, ranks, rank, "127.0.0.1", port) as world:
         step = transformers_step(length, "recomputing" in way) if flags is None else polarlm_step(world, flags, length)
-        for _ in range(2):
-            step(SHORT)
+        step(SHORT)
+        _, _, short_peak = watched(step, SHORT)
         resident = memory("VmRSS")
-        Path("/proc/self/clear_refs").write_text("5")  # begin the peak anew
-        start = time.perf_counter()
-        loss = step(length)
-        seconds, peak = time.perf_counter() - start, memory("VmHWM")
-    result = {"seconds": seconds, "loss": loss, "above_import": peak - imported, "above_short_step": peak - resident}
+        loss, seconds, peak = watched(step, length)
+    above = {"import": imported, "short_step": short_peak, "after_short_step": resident}
+    result = {"seconds": seconds, "loss": loss} | {f"above_{name}": peak - value for name, value in above.items()}
     print(json.dumps(result), flush=True)
+
+
+def watched(step: Step, length: int) -> tuple[float, float, int]:
+    """(loss, seconds, most bytes held) of a step."""
+    Path("/proc/self/clear_refs").write_text("5")  # begin the peak anew
+    start = time.perf_counter()
+    loss = step(length)
+    return loss, time.perf_counter() - start, memory("VmHWM")
 
 
 def memory(what: str) -> int:
