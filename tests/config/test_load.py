@@ -100,6 +100,12 @@ def test_of_two_ways_to_say_one_thing_the_later_source_counts(load):
 
 def test_the_resolved_run_reads_back_to_itself(load, tmp_path):
     config = load("--train.global-batch-size", "12", "--model.rope-scaling.factor", "4").config
+    (
+        (
+            ["--parallel.offload", "parameters", "--parallel.ranks", "1"],
+            ["parallel.offload", "this run has 1", "more ranks"],
+        ),
+    )
     (tmp_path / "config.yaml").write_text(dump_run(config))
     assert load_run_folder(tmp_path) == config
 

@@ -121,6 +121,11 @@ def _layout_faults(config: RunConfig, ranks: int) -> list[str]:
             "train.parameter_precision: one process casts inside of what train.recompute or train.tile computes again, "
             "and torch's compiler takes no such cast; use train.parameter_precision fp32, or train.compile false"
         )
+    if parallel.offload == "parameters" and ranks == 1:
+        faults.append(
+            "parallel.offload: parameters are fetched by the ranks that share them out, and this run has 1; "
+            "use parallel.offload optimizer, or more ranks"
+        )
     if parallel.offload == "optimizer" and train.optimizer.name != "adamw":
         faults.append(
             f"parallel.offload: optimizer is for train.optimizer.name adamw, not {train.optimizer.name}; "
