@@ -100,12 +100,6 @@ def test_of_two_ways_to_say_one_thing_the_later_source_counts(load):
 
 def test_the_resolved_run_reads_back_to_itself(load, tmp_path):
     config = load("--train.global-batch-size", "12", "--model.rope-scaling.factor", "4").config
-    (
-        (
-            ["--parallel.offload", "parameters", "--parallel.ranks", "1"],
-            ["parallel.offload", "this run has 1", "more ranks"],
-        ),
-    )
     (tmp_path / "config.yaml").write_text(dump_run(config))
     assert load_run_folder(tmp_path) == config
 
@@ -215,6 +209,10 @@ WRONG = {  # what the user gives -> words that the message must hold
     ),
     "no such stage": (["--parallel.zero-stage", "4"], ["parallel.zero_stage", "4"]),
     "group that does not divide": (["--parallel.hybrid", "3"], ["parallel.hybrid", "2", "3", "nearest allowed: 2"]),
+    "parameters that nobody shares": (
+        ["--parallel.ranks", "1", "--parallel.offload", "parameters"],
+        ["parallel.offload", "this run has 1", "more ranks"],
+    ),
     "muon in host memory": (
         ["--parallel.offload", "optimizer", "--train.optimizer.name", "muon"],
         ["parallel.offload", "muon", "adamw"],
