@@ -78,7 +78,8 @@ def wait_for_step(job: Job, run: Path, step: int) -> None:
     path = run / "metrics.jsonl"
 
     def is_taken():
-        assert job.field("JobState") in ("PENDING", "CONFIGURING", "RUNNING"), said(run)
+        state = job.field("JobState")
+        assert state in ("PENDING", "CONFIGURING", "RUNNING"), f"job {job.number} is {state}; {said(run)}"
         return path.exists() and len(path.read_text().splitlines()) >= step
 
     assert eventually(is_taken, 200), said(run)

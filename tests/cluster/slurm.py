@@ -114,6 +114,7 @@ class Job:
         while (state := self.field("JobState")) != "PENDING" or any(self.slurm.room.folder.glob(spooled)):
             assert time.monotonic() < deadline, f"job {self.number} is {state}"
             time.sleep(0.2)
+        time.sleep(2)  # a node refuses a job that starts in the very second in which it last ended there
         self.slurm.run("scontrol", "update", f"jobid={self.number}", "starttime=now")
 
     def wait(self, timeout: float = 300) -> str:
