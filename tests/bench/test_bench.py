@@ -39,6 +39,13 @@ def test_sizes():
             size(text, "--lengths")
 
 
+def test_a_model_without_a_vocabulary_has_that_of_its_tokenizer(capfd):
+    shape = "--model.layers 1 --model.hidden 32 --model.heads 4 --steps 1 --warmup 0 --lengths 16 --json".split()
+    assert main(["bench", "sequence", *shape]) == 0
+    (row,) = json.loads(capfd.readouterr().out)
+    assert row["outcome"] == "ok"
+
+
 def test_memory_of_this_host():
     total, left = host_memory()
     assert 0 < left < total
