@@ -29,6 +29,7 @@ _ONE_SEQUENCE = (
     "--train.micro-batch-size 1 --train.gradient-accumulation-steps 1 --train.seq-len-schedule [] "
     "--data.samples stream --data.group-by-length false"
 ).split()
+_BATCH_FLAGS = ("--train.micro-batch-size", "--train.gradient-accumulation-steps", "--train.global-batch-size")
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
@@ -112,6 +113,8 @@ def _config(arguments: argparse.Namespace, layout: "Layout", length: int) -> "Ru
     from polarlm.data import load_tokenizer, tokenizer_of
 
     flags = [*_ONE_SEQUENCE, "--train.steps", "1000000", *arguments.config_flags]
+    if not any(word.startswith(_BATCH_FLAGS) for word in arguments.config_flags):
+        flags += ["--train.global-batch-size", str(layout.data)]  # a run file's would be another
     flags += [*layout.flags, "--train.seq-len", str(length)]
     config = load_run(arguments.run, environment=os.environ, flags=["--data.paths", "synthetic", *flags]).config
     if config.model.vocab_size is not None:
