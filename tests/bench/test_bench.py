@@ -39,6 +39,15 @@ def test_sizes():
             size(text, "--lengths")
 
 
+def test_a_run_files_batch_and_missing_vocabulary_are_no_hindrance(tmp_path, capfd):
+    run = tmp_path / "run.yaml"
+    run.write_text("train: {steps: 5, micro_batch_size: 2, global_batch_size: 4}\n", encoding="utf-8")
+    shape = "--model.layers 1 --model.hidden 32 --model.heads 4 --steps 1 --warmup 0 --lengths 16 --json".split()
+    assert main(["bench", "sequence", str(run), *shape]) == 0
+    (row,) = json.loads(capfd.readouterr().out)
+    assert row["outcome"] == "ok"
+
+
 def test_memory_of_this_host():
     total, left = host_memory()
     assert 0 < left < total

@@ -29,6 +29,7 @@ _ONE_SEQUENCE = (
     "--train.micro-batch-size 1 --train.gradient-accumulation-steps 1 --train.seq-len-schedule [] "
     "--data.samples stream --data.group-by-length false"
 ).split()
+_BATCH_FLAGS = ("--train.micro-batch-size", "--train.gradient-accumulation-steps", "--train.global-batch-size")
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
@@ -108,11 +109,19 @@ def _try(arguments: argparse.Namespace, layout: "Layout", length: int, task: "Ta
 
 
 def _config(arguments: argparse.Namespace, layout: "Layout", length: int) -> "RunConfig":
-    from polarlm.config import load_run
+    from polarlm.config import load_run, with_tokenizer
+    from polarlm.data import load_tokenizer, tokenizer_of
 
-    flags = [*_ONE_SEQUENCE, "--data.paths", "synthetic", "--train.steps", "1000000", *arguments.config_flags]
+    flags = [*_ONE_SEQUENCE, "--train.steps", "1000000", *arguments.config_flags]
+    if not any(word.startswith(_BATCH_FLAGS) for word in arguments.config_flags):
+        flags += ["--train.global-batch-size", str(layout.data)]  # a run file's would be another
     flags += [*layout.flags, "--train.seq-len", str(length)]
-    return load_run(arguments.run, environment=os.environ, flags=flags).config
+    config = load_run(arguments.run, environment=os.environ, flags=["--data.paths", "synthetic", *flags]).config
+    if config.model.vocab_size is not None:
+        return config
+    data = load_run(arguments.run, environment=os.environ, flags=flags).config.data  # the run's own says how many ids
+    tokenizer = data.tokenizer or tokenizer_of(data)
+    return with_tokenizer(config, tokenizer, load_tokenizer(tokenizer).vocab_size)
 
 
 def _find_longest(arguments: argparse.Namespace, layouts: "list[Layout]", task: "Task") -> int:
