@@ -39,13 +39,18 @@ def test_sizes():
             size(text, "--lengths")
 
 
-def test_a_run_files_batch_and_missing_vocabulary_are_no_hindrance(tmp_path, capfd):
+def test_a_run_files_batch_and_end_and_missing_vocabulary_are_no_hindrance(tmp_path, capfd):
     run = tmp_path / "run.yaml"
-    run.write_text("train: {steps: 5, micro_batch_size: 2, global_batch_size: 4}\n", encoding="utf-8")
+    run.write_text("train: {tokens: 500, micro_batch_size: 2, global_batch_size: 4}\n", encoding="utf-8")
     shape = "--model.layers 1 --model.hidden 32 --model.heads 4 --steps 1 --warmup 0 --lengths 16 --json".split()
     assert main(["bench", "sequence", str(run), *shape]) == 0
     (row,) = json.loads(capfd.readouterr().out)
     assert row["outcome"] == "ok"
+
+
+def test_a_search_that_ends_before_it_begins_is_refused(capfd):
+    assert main(["bench", "max-sequence", *SHAPE, "--from", "4k", "--up-to", "1k"]) == 2
+    assert capfd.readouterr().err == "error: --from: 4096 is beyond --up-to 1024; begin with a shorter one\n"
 
 
 def test_memory_of_this_host():

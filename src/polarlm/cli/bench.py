@@ -30,6 +30,7 @@ _ONE_SEQUENCE = (
     "--data.samples stream --data.group-by-length false"
 ).split()
 _BATCH_FLAGS = ("--train.micro-batch-size", "--train.gradient-accumulation-steps", "--train.global-batch-size")
+_NO_END = ("--train.steps", "1000000", "--train.tokens", "null")
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
@@ -112,7 +113,7 @@ def _config(arguments: argparse.Namespace, layout: "Layout", length: int) -> "Ru
     from polarlm.config import load_run, with_tokenizer
     from polarlm.data import load_tokenizer, tokenizer_of
 
-    flags = [*_ONE_SEQUENCE, "--train.steps", "1000000", *arguments.config_flags]
+    flags = [*_ONE_SEQUENCE, *arguments.config_flags, *_NO_END]
     if not any(word.startswith(_BATCH_FLAGS) for word in arguments.config_flags):
         flags += ["--train.global-batch-size", str(layout.data)]  # a run file's would be another
     flags += [*layout.flags, "--train.seq-len", str(length)]
@@ -129,6 +130,8 @@ def _find_longest(arguments: argparse.Namespace, layouts: "list[Layout]", task: 
     from polarlm.config import UserError
 
     start, most = size(arguments.start, "--from"), size(arguments.up_to, "--up-to")
+    if start > most:
+        raise UserError(f"--from: {start} is beyond --up-to {most}; begin with a shorter one")
     found_any = False
     for layout in layouts:
         parallel = _config(arguments, layout, start).parallel
