@@ -85,7 +85,7 @@ def test_a_list_of_a_thousand_datasets_is_laid_out_in_seconds():
     shares = np.random.default_rng(1).dirichlet(np.ones(1000)) + 1e-4
     start = time.process_time()
     counts = _counts(_blend(*shares), 100_000, 1000)
-    assert time.process_time() - start < 30
+    assert time.process_time() - start < 8
     assert np.abs(counts - shares / shares.sum() * 100_000).max() < 2  # one by the order, the rest by rounding
 
 

@@ -16,6 +16,7 @@ from polarlm.config import (
     load_run,
     load_run_folder,
     places,
+    sources,
 )
 from polarlm.data import read_paths
 
@@ -184,6 +185,14 @@ def test_what_its_maker_can_do_to_a_run_file(kind, tmp_path, monkeypatch):
     assert said in str(refusal.value)
     assert outcome_of(lambda: _load(path), path, *FIELDS, "and ") is REFUSED
     assert [path.name for path in tmp_path.iterdir()] == ["run.yaml"]
+
+
+@pytest.mark.parametrize("opening", "[{")
+def test_what_is_nested_too_deep_is_refused_before_more_of_it_is_read(opening):
+    loader = sources._Loader(opening * 3000)
+    with pytest.raises(yaml.YAMLError, match="nested deeper"):
+        loader.get_single_node()
+    assert loader.tokens_taken + len(loader.tokens) < 60  # at each the scanner looks at all that are open
 
 
 def test_numbers_are_those_of_yaml_1_2(tmp_path):
