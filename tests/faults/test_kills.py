@@ -11,7 +11,7 @@ import pytest
 from faults.small_run import SmallRun, assert_no_process_left, kill, ranks_of
 from faults.table import Outcome
 
-NUMBER = int(os.environ.get("POLARLM_KILLS", "3"))
+NUMBER = int(os.environ.get("POLARLM_KILLS", "6"))
 KILLS = {2: NUMBER - NUMBER // 3, 4: NUMBER // 3}  # by ranks
 MOMENTS = ("save", "step", "save", "start")  # by turns
 ZERO_STAGE = {2: 1, 4: 3}
