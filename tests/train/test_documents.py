@@ -1,6 +1,5 @@
 """Training on documents, each padded: padding changes neither loss nor gradient, on any layout."""
 
-import json
 import shutil
 
 import numpy as np
@@ -8,13 +7,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from polarlm.config import dump_run, load_run
-from polarlm.data import IndexedWriter, StepShapes, batch_of, load_tokenizer, open_split
+from polarlm.config import load_run
+from polarlm.data import IndexedWriter, StepShapes, batch_of, open_split
 from polarlm.model import Transformer, initialise
 from polarlm.parallel import Device, Engine, World
-from polarlm.train import fit, open_run
 from polarlm.train.step import as_tensors
-from ranks import run_ranks
+from train.trained import train_in
 
 ALONE = World(0, 1, Device(torch.device("cpu")))
 SEQ, BATCH, STEPS = 16, 4, 6
@@ -66,18 +64,9 @@ def test_padded_documents_give_the_loss_and_gradients_of_each_alone(config_of):
         assert (own.grad - parameter.grad).norm() <= 1e-5 * parameter.grad.norm() + 1e-8, name
 
 
-def _train(world, folder, config):
-    fit(open_run(folder, config, world))
-
-
 def _run(folder, config):
-    folder.mkdir(exist_ok=True)
-    (folder / "config.yaml").write_text(dump_run(config))
-    load_tokenizer("bytes").save(folder / "tokenizer")
-    run_ranks(config.parallel.ranks, _train, folder, config)
     kept = ("step", "samples", "tokens", "seq_len", "padding", "loss", "grad_norm", "val_loss", "val_tokens")
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{key: line[key] for key in kept if key in line} for line in lines]
+    return [{key: line[key] for key in kept if key in line} for line in train_in(folder, config)]
 
 
 def test_layouts_take_the_steps_of_one_process_and_a_resumed_run_those_of_a_straight_one(tmp_path, config_of):

@@ -1,6 +1,5 @@
 """Samples cut into shorter sequences for the first steps: the same tokens in the same order, each trained on once."""
 
-import json
 import shutil
 
 import numpy as np
@@ -8,14 +7,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from polarlm.config import UserError, check_same_run, dump_run, load_run
-from polarlm.data import IndexedWriter, Loader, StepShapes, batch_of, load_tokenizer, open_split
+from polarlm.config import UserError, check_same_run, load_run
+from polarlm.data import IndexedWriter, Loader, StepShapes, batch_of, open_split
 from polarlm.model import Transformer, initialise
 from polarlm.parallel import Device, Engine, World
-from polarlm.train import fit, open_run
 from polarlm.train.speed import Speedometer
 from polarlm.train.step import as_tensors
-from ranks import run_ranks
+from train.trained import train_in
 
 ALONE = World(0, 1, Device(torch.device("cpu")))
 SEQ, BATCH, STEPS = 16, 4, 6
@@ -100,19 +98,6 @@ def test_a_cut_step_gives_the_gradients_of_short_sequences_taken_alone(config_of
         assert (own.grad - parameter.grad).norm() <= 1e-5 * norm + 1e-8, name
 
 
-def _train(world, folder, config):
-    fit(open_run(folder, config, world))
-
-
-def _run(folder, config):
-    """Train in the folder; the lines of the metrics."""
-    folder.mkdir(exist_ok=True)
-    (folder / "config.yaml").write_text(dump_run(config))
-    load_tokenizer("bytes").save(folder / "tokenizer")
-    run_ranks(config.parallel.ranks, _train, folder, config)
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
 def _kept(lines):
     kept = ("step", "samples", "tokens", "seq_len", "loss", "grad_norm", "val_loss")
     return [{key: line[key] for key in kept if key in line} for line in lines]
@@ -133,8 +118,8 @@ LAYOUTS = {  # a layout of two ranks, and what is trained on it
 def test_two_ranks_take_the_steps_of_one_across_the_switches(tmp_path, config_of, layout):
     parallel, shared = LAYOUTS[layout]
     flags = ["--train.eval-every", "3", "--train.eval-samples", "5", *shared.split()]
-    alone = _run(tmp_path / "alone", config_of(*flags))
-    both = _run(tmp_path / "both", config_of(*flags, "--parallel.ranks", "2", *parallel.split()))
+    alone = train_in(tmp_path / "alone", config_of(*flags))
+    both = train_in(tmp_path / "both", config_of(*flags, "--parallel.ranks", "2", *parallel.split()))
     assert [line["seq_len"] for line in both] == LENGTHS
     assert [line["tokens"] for line in both] == [BATCH * SEQ * step for step in range(1, STEPS + 1)]
     assert _kept(both) == _nearly(alone)
@@ -142,16 +127,16 @@ def test_two_ranks_take_the_steps_of_one_across_the_switches(tmp_path, config_of
 
 def test_a_run_resumed_before_a_switch_goes_on_to_the_bit_and_may_be_cut_otherwise(tmp_path, config_of):
     flags = ["--train.eval-every", "3", "--checkpoint.every", "1", "--checkpoint.keep-last", "9"]
-    straight = _run(tmp_path / "straight", config_of(*flags))
+    straight = train_in(tmp_path / "straight", config_of(*flags))
     for done in (1, 3):  # the next step is at the old length, and at the new
         folder = tmp_path / f"after {done}"
         shutil.copytree(tmp_path / f"straight/checkpoints/step-{done}", folder / f"checkpoints/step-{done}")
-        assert _kept(_run(folder, config_of(*flags))) == _kept(straight[done:])
+        assert _kept(train_in(folder, config_of(*flags))) == _kept(straight[done:])
     uncut = config_of(*flags, schedule="[]")
     check_same_run(config_of(*flags), uncut)
     folder = tmp_path / "uncut"
     shutil.copytree(tmp_path / "straight/checkpoints/step-1", folder / "checkpoints/step-1")
-    rest = _run(folder, uncut)
+    rest = train_in(folder, uncut)
     assert [line["samples"] for line in rest] == [line["samples"] for line in straight[1:]]
     assert all("seq_len" not in line for line in rest)
     assert rest[0]["loss"] != straight[1]["loss"]
