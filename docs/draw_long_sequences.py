@@ -44,10 +44,11 @@ def block_bytes(model: ModelConfig, length: int) -> tuple[int, int]:
         block = Block(model)
         rotation = Rotary(model)(torch.arange(length)[None])
         hidden = torch.empty(1, length, model.hidden, dtype=torch.bfloat16, requires_grad=True)
-        ours = {parameter.untyped_storage()._cdata for parameter in block.parameters()}
-        with counting(ours) as attention:
+        # Of the model, and the turn by positions, which all blocks share.
+        others = {tensor.untyped_storage()._cdata for tensor in (*block.parameters(), *rotation)}
+        with counting(others) as attention:
             block.attention(block.attention_norm(hidden), rotation)
-        with counting(ours) as feed_forward:
+        with counting(others) as feed_forward:
             block.transform_tokens(hidden)
     return sum(attention.values()), sum(feed_forward.values())
 
