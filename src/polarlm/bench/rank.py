@@ -15,7 +15,7 @@ from polarlm.bench.trial import Task
 from polarlm.config import RunConfig, load_run_folder
 from polarlm.data import Loader, open_split
 from polarlm.launch import LISTEN_FD, Rank, meet, rank_from
-from polarlm.parallel import Engine, World, join_world
+from polarlm.parallel import Engine, World, end_with, join_world
 from polarlm.train import build_optimizer, train_step
 from polarlm.train.speed import Speedometer
 
@@ -99,4 +99,4 @@ def _another_ran_out(folder: Path) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_with(main)

@@ -16,7 +16,7 @@ from polarlm.parallel.kernels import PRODUCT_TYPES
 from polarlm.parallel.mesh import Mesh
 from polarlm.parallel.shard import clip_gradients, communicate_after, distribute, shard
 from polarlm.parallel.traffic import TrafficCounter
-from polarlm.parallel.world import World, join_world
+from polarlm.parallel.world import World, end_with, join_world
 
 __all__ = [
     "PRODUCT_TYPES",
@@ -32,6 +32,7 @@ __all__ = [
     "communicate_after",
     "deterministic_variables",
     "distribute",
+    "end_with",
     "initialise",
     "join_world",
     "local_device",

@@ -1,10 +1,14 @@
 """The ranks of a run: how they meet, and the few things they say to each other outside the model."""
 
+import logging
+import os
 import sys
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -107,3 +111,20 @@ def _leave() -> None:
         dist.destroy_process_group()
     except RuntimeError as error:
         print(f"warning: the process group did not close cleanly: {error}", file=sys.stderr)
+
+
+def end_with(main: Callable[[], int]) -> NoReturn:
+    """Do a rank's work as the last of this process, and exit with what it gives, or 1 and a traceback.
+
+    The interpreter's tear-down is left out: torch's threads do not always live through it where a group is still open,
+    as it is in a rank that fails, and the process then ends with SIGABRT whatever its code was.
+    """
+    try:
+        code = main()
+    except Exception:
+        traceback.print_exc()
+        code = 1
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from polarlm.config import UserError, load_run_folder
 from polarlm.launch import LISTEN_FD, Rank, meet, rank_from
-from polarlm.parallel import join_world
+from polarlm.parallel import end_with, join_world
 from polarlm.train.loop import fit
 from polarlm.train.run import open_run
 from polarlm.train.watch import AfterSave
@@ -51,10 +51,8 @@ def main(after_save: AfterSave | None = None) -> int:
             file=sys.stderr,
         )
         return 2
-    finally:
-        sys.stdout.flush()
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_with(main)
