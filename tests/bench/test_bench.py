@@ -71,7 +71,7 @@ def test_rows_of_layouts_and_of_memorys_end(tmp_path, capfd):
         ("ring2", 64),
         ("ring2", 65),
     ]
-    assert [row["outcome"] == "ok" for row in rows] == [True, True, True, False]
+    assert [row["outcome"] for row in rows[:3]] == ["ok"] * 3
     assert "train.seq_len" in rows[3]["outcome"]
     for row in rows[:3]:
         numbers = row["numbers"]
