@@ -1,5 +1,6 @@
 """The device a rank computes on: which one, its backend, its memory. Nothing else asks torch for these."""
 
+import ctypes
 import resource
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,9 @@ import torch
 from polarlm.config import UserError
 
 _BACKENDS = {"cuda": "nccl", "xpu": "xccl", "cpu": "gloo"}
+
+_M_MMAP_THRESHOLD = -3  # of glibc's mallopt(3)
+_LARGE_BLOCK = 1 << 20  # bytes
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,16 @@ class Device:
         if self.torch.type != "cpu":
             return self._module.max_memory_allocated(self.torch)
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    def return_freed_memory(self) -> None:
+        """From here on, give large blocks back to the system when they are freed, where the C library keeps them.
+
+        Glibc hands out blocks of up to 32 MiB of one heap, and what is freed in its midst it keeps: a long step's
+        tensors, of many sizes, leave holes that add up to more than what lives. Blocks of their own cost fresh pages.
+        """
+        mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if self.torch.type == "cpu" else None
+        if mallopt is not None:  # other C libraries have none, and no such heap
+            mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK)
 
     def record_memory(self) -> None:
         """Remember every allocation from here on, where the device can; `write_memory` ends it."""
