@@ -6,7 +6,7 @@ One model for all: Llama, 4 layers, hidden 256, 4 heads, ffn 704, vocabulary 503
 a step, fp32, fused AdamW. Ours recomputes blocks and takes norm and feed-forward 2,048 tokens at a time.
 
 `memory`: a process for each length takes two steps of 64 tokens, which give the optimizer its state, and then one of
-that length. Its peak is counted above what the process held once everything was imported.
+that length. Its peak is what the process then holds in all, and above what it held once everything was imported.
 `shares`: the same step of 16,384 tokens on one process and on four that share the sequence; a rank's activations are
 its peak less what stayed resident after the short steps.
 `loss`: a step of 2,048 tokens with the loss taken in chunks and with all logits at once, in turn in one process.
@@ -126,7 +126,8 @@ def take_step(way: str, length: int, rank: int, port: int) -> None:
         resident = memory("VmRSS")
         loss, seconds, peak = watched(step, length)
     above = {"import": imported, "short_step": short_peak, "after_short_step": resident}
-    result = {"seconds": seconds, "loss": loss} | {f"above_{name}": peak - value for name, value in above.items()}
+    result = {"seconds": seconds, "loss": loss, "resident": peak}
+    result |= {f"above_{name}": peak - value for name, value in above.items()}
     print(json.dumps(result), flush=True)
 
 
@@ -171,13 +172,13 @@ def measure_memory(longest: int) -> dict[str, Any]:
     runs = [(way, length) for way in list(WAYS)[:3] for length in lengths if length <= 8192]
     runs += [("polarlm", length) for length in lengths]
     rows = [{"way": way, "length": length, **run_way(way, length)} for way, length in runs]
-    peak = {(row["way"], row["length"]): row["above_import"] for row in rows}
-    ratios = {
-        "8k_to_transformers": peak["polarlm", 8192] / peak["transformers", 8192],
-        "8k_to_transformers_recomputing": peak["polarlm", 8192] / peak["transformers, recomputing", 8192],
-    }
-    if longest >= 65_536:
-        ratios["64k_to_32k"] = peak["polarlm", 65_536] / peak["polarlm", 32_768]
+    ratios = {}
+    for count in ("resident", "above_import"):
+        peak = {(row["way"], row["length"]): row[count] for row in rows}
+        for peer in ("transformers", "transformers, recomputing"):
+            ratios[f"8k to {peer}, {count}"] = peak["polarlm", 8192] / peak[peer, 8192]
+        if longest >= 65_536:
+            ratios[f"64k to 32k, {count}"] = peak["polarlm", 65_536] / peak["polarlm", 32_768]
     return {"rows": rows, "ratios": ratios}
 
 
@@ -239,10 +240,15 @@ def describe(result: dict[str, Any]) -> str:
     tables = []
     if "memory" in result:
         rows = [
-            [row["way"], f"{row['length']:,}", f"{row['above_import'] / MIB:,.0f}", f"{row['seconds']:.1f} s"]
+            [
+                row["way"],
+                f"{row['length']:,}",
+                *(f"{row[count] / MIB:,.0f}" for count in ("resident", "above_import")),
+                f"{row['seconds']:.1f} s",
+            ]
             for row in result["memory"]["rows"]
         ]
-        tables.append(as_table(["one process", "tokens", "peak MiB above the import", "a step"], rows))
+        tables.append(as_table(["one process", "tokens", "peak MiB", "above the import", "a step"], rows))
         tables.append(_ratios(result["memory"]["ratios"]))
     if "shares" in result:
         rows = [
