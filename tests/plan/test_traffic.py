@@ -12,7 +12,7 @@ FLAGS = (
     f"--train.gradient-accumulation-steps {MICROBATCHES}"
 )
 P = 4 * count_parameters(load_run(None, environment={}, flags=FLAGS.split()).config.model)
-UNITS = LAYERS + 1  # each block, and what is in none
+UNITS = LAYERS + 2  # each block, the embedding, and norm and head
 
 
 def _traffic(layers=LAYERS, kv_heads=HEADS, **parallel):

@@ -51,7 +51,10 @@ def _build(config: RunConfig, stage: Stage, mesh: Mesh) -> Transformer:
         first = None if stage.is_first else str(stage.layers[0])
         own = {number: block for number, block in model.blocks.items() if number != first}
         keep_inputs_on_host(own, config.train, mesh.world.device)
-    shard(model, model.blocks.values(), config.parallel, mesh, computed_in)
+    parts = [*model.blocks.values()]
+    if model.embedding is not None and not (config.model.tied_embeddings and model.head is not None):
+        parts.append(model.embedding)  # of a large vocabulary it is larger than a block, and so is the head
+    shard(model, parts, config.parallel, mesh, computed_in)
     offloads = config.parallel.offload == "parameters"
     model.to_empty(device="cpu" if offloads else mesh.world.device.torch)
     initialise(model, config)

@@ -28,7 +28,7 @@ from polarlm.parallel.mesh import Mesh
 
 def shard(
     model: nn.Module,
-    blocks: Iterable[nn.Module],
+    parts: Iterable[nn.Module],
     parallel: ParallelConfig,
     mesh: Mesh,
     gathered_in: torch.dtype = torch.float32,
@@ -36,7 +36,8 @@ def shard(
     """Share the model out over the mesh's (replicate, shard) axes, in place; on one process this is the identity.
 
     Args:
-        blocks: the parts that communicate on their own, so that their traffic overlaps with the others' work.
+        parts: those that communicate on their own, so that their traffic overlaps with the others' work, and buffers are
+            of one at a time; the model does with what is in none.
         gathered_in: type of the parameters between ranks and in forward and backward; those of the optimizer and every
             sum of gradients are fp32.
     """
@@ -49,7 +50,7 @@ def shard(
     precision = MixedPrecisionPolicy(gathered_in, torch.float32, cast_forward_inputs=False)
     # Where nothing is repeated a sum over the replicas would only hold each gradient twice.
     axes = ("replicate", "shard") if mesh.size("replicate") > 1 else ("shard",)
-    for part in (*blocks, model):
+    for part in (*parts, model):
         fully_shard(
             part,
             mesh=mesh.weights[axes],

@@ -102,13 +102,14 @@ def _bookkeeping(counter: _Counter, config: RunConfig) -> None:
 
 
 def _units(config: RunConfig) -> list[list[Parameter]]:
-    """The parameters that communicate together: those of a block, and those of no block on a stage."""
+    """The parameters that communicate together: those of a block; the embedding's; and the others', with it if tied."""
     model, parallel = config.model, config.parallel
     first = embedding_parameters(model)
     last = head_parameters(model)
+    outer = [first, last]
     if model.tied_embeddings and not _has_copy(config):
         del last["head.weight"]
-    outer = [first | last] if parallel.pipeline == 1 else [first, last]
+        outer = [first | last]
     blocks = [block_parameters(model, parallel.tensor)] * model.layers
     return [list(unit.values()) for unit in (*blocks, *outer)]
 
