@@ -36,8 +36,8 @@ def shard(
     """Share the model out over the mesh's (replicate, shard) axes, in place; on one process this is the identity.
 
     Args:
-        parts: those that communicate on their own, so that their traffic overlaps with the others' work, and buffers are
-            of one at a time; the model does with what is in none.
+        parts: those that communicate on their own, so that their traffic overlaps with the others' work, and no buffer
+            is larger than one of them; the model itself does with what is in none.
         gathered_in: type of the parameters between ranks and in forward and backward; those of the optimizer and every
             sum of gradients are fp32.
     """
