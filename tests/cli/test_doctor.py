@@ -38,7 +38,10 @@ def probe(tmp_path, monkeypatch):
     return say
 
 
-def test_two_real_ranks_here_reach_each_other(capsys):
+def test_two_real_ranks_here_reach_each_other_whatever_their_tear_down_would_do(tmp_path, monkeypatch, capsys):
+    abort = "import atexit, os, sys\n'polarlm.cli.probe' in sys.orig_argv and atexit.register(os.abort)\n"
+    (tmp_path / "sitecustomize.py").write_text(abort)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
     code = cli.main(["doctor", "--json"])
     found = {each["topic"]: each for each in json.loads(capsys.readouterr().out)}
     assert code == int(any(each["status"] == "fault" for each in found.values()))

@@ -43,7 +43,8 @@ _SSH = """#!/bin/sh
 while [ "${1#-}" != "$1" ]; do shift; done
 host=$1; shift
 cd "$HOME"
-exec env -i HOME="$HOME" PATH=/usr/bin:/bin:/usr/sbin:/sbin nsenter --net --uts -t "$(cat FOLDER/$host.pid)" sh -c "$*"
+exec env -i HOME="$HOME" TMPDIR=FOLDER/tmp PATH=/usr/bin:/bin:/usr/sbin:/sbin \\
+  nsenter --net --uts -t "$(cat FOLDER/$host.pid)" sh -c "$*"
 """
 
 _PATIENCE_S = 20
@@ -54,13 +55,16 @@ class Room:
 
     Attributes:
         folder: where it keeps what it needs.
+        tmp: its machines' TMPDIR. What is killed leaves files there by its process's number, and every room counts
+            its processes anew.
         ssh: a program that starts another on a node: `ssh HOST COMMAND ...`.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.ssh = folder, folder / "ssh"
+        self.folder, self.tmp, self.ssh = folder, folder / "tmp", folder / "ssh"
 
     def __enter__(self) -> "Room":
+        self.tmp.mkdir()
         hosts = {LOGIN: LOGIN_ADDRESS, **ADDRESSES}
         text = "".join(f"{address} {name}\n" for name, address in hosts.items())
         (self.folder / "hosts").write_text(f"127.0.0.1 localhost\n{text}")
@@ -99,7 +103,7 @@ class Room:
         command = [*enter, "env", "-C", str(folder or self.folder), *map(str, words)]
         return subprocess.run(
             command,
-            env=os.environ if environment is None else environment,
+            env={**(os.environ if environment is None else environment), "TMPDIR": str(self.tmp)},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

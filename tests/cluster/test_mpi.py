@@ -120,7 +120,9 @@ def _run(mpi, folder, *words):
 
 
 def _try(mpi, folder, *words):
+    # What a killed launcher leaves behind has its process's number, and must not be in the way of a later one.
+    here = environment(mpi) | {"TMPDIR": str(folder)}
     command = list(map(str, words))
     return subprocess.run(
-        command, cwd=folder, env=environment(mpi), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=200
+        command, cwd=folder, env=here, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=200
     )

@@ -2,12 +2,14 @@
 
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from polarlm.config import UserError
-from polarlm.launch import Request, prepare
+from polarlm.launch import Request, describe, prepare
 from scenes import DOCUMENT, HYDRA, OPEN_MPI, PALS, SCENES, TEXTS, dry_run, with_dry_runs
 
 LOGS = Path("/work/logs")
@@ -64,6 +66,18 @@ def test_each_machines_dry_run_is_as_it_was(name, tmp_path):
 def test_the_document_shows_what_is_said():
     texts = {name: (TEXTS / f"{name}.txt").read_text() for name in SCENES}
     assert with_dry_runs(DOCUMENT.read_text(), texts) == DOCUMENT.read_text()
+
+
+def test_a_shell_reads_the_shown_lines_of_open_mpi_as_what_is_run(program, tmp_path):
+    program("mpirun", OPEN_MPI)
+    modules = {f"MODULE_NUMBER_{number}": "set" for number in range(60)}
+    command = [sys.executable, "-c", "two  words\nand lines", "-x", "NAME"]
+    said = prepare(command, Request(hosts="a:2,b:2"), modules, tmp_path)
+    shown = describe(said).partition("\ncommand\n")[2]
+    script = f"printf '%s\\0' {shown}"
+    read = subprocess.run(["/bin/sh", "-c", script], capture_output=True, text=True, check=True).stdout
+    assert read.split("\0")[:-1] == said.command
+    assert len(shown.splitlines()) > 10
 
 
 # B01

@@ -9,25 +9,26 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import NoReturn
+
+from polarlm.launch import LISTEN_FD, Rank, rank_from
 
 _PATIENCE_S = 120
 _CPU_BYTES, _DEVICE_BYTES = 32 << 20, 256 << 20
 _ROUNDS = 3
 
 
-def main() -> None:
-    """Find out, and write it down; an exception or a death by SIGALRM is an answer too."""
-    from polarlm.launch import rank_from
-
+def main() -> NoReturn:
+    """Find out, write it down, and end this process; an exception or a death by SIGALRM is an answer too."""
     signal.alarm(_PATIENCE_S)  # ends this process even inside a collective that never returns
     folder, place = Path(sys.argv[1]), rank_from(os.environ)
     assert place
     about = _about_torch()
     if place.rank == 0:
         (folder / "torch.json").write_text(json.dumps(about))
-    rate, on = _exchange()
-    if place.rank == 0:
-        (folder / "exchange.json").write_text(json.dumps({"exchange_bytes_per_s": rate, "exchange_on": on}))
+    from polarlm.parallel import end_with  # not before it is known that torch can be loaded
+
+    end_with(lambda: _try_exchange(folder, place))
 
 
 def _about_torch() -> dict:
@@ -45,7 +46,14 @@ def _about_torch() -> dict:
     }
 
 
-def _exchange() -> tuple[float, str]:
+def _try_exchange(folder: Path, place: Rank) -> int:
+    rate, on = _exchange(place)
+    if place.rank == 0:
+        (folder / "exchange.json").write_text(json.dumps({"exchange_bytes_per_s": rate, "exchange_on": on}))
+    return 0
+
+
+def _exchange(place: Rank) -> tuple[float, str]:
     """(bytes that a rank sends in a second of an all-reduce, over what).
 
     An all-reduce of N bytes over n ranks sends 2 (n-1) / n N from each.
@@ -53,11 +61,8 @@ def _exchange() -> tuple[float, str]:
     import torch
     import torch.distributed as dist
 
-    from polarlm.launch import LISTEN_FD, rank_from
     from polarlm.parallel import Device, join_world
 
-    place = rank_from(os.environ)
-    assert place
     # Two ranks on one accelerator is what no library of collectives takes.
     here = place.local_world or 1
     is_short = torch.accelerator.is_available() and torch.accelerator.device_count() < here
@@ -79,9 +84,8 @@ def _exchange() -> tuple[float, str]:
             expected = world.size * (world.size + 1) / 2
             if not bool((values == expected).all()):
                 raise ArithmeticError(f"an all-reduce to {expected:.0f} gave {values.unique()[:4].tolist()}")
-        return 2 * (world.size - 1) / world.size * size / min(
-            seconds[1:]
-        ), f"{world.device.backend}, {world.device.name}"
+        rate = 2 * (world.size - 1) / world.size * size / min(seconds[1:])
+        return rate, f"{world.device.backend}, {world.device.name}"
 
 
 if __name__ == "__main__":
