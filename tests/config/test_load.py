@@ -227,6 +227,22 @@ WRONG = {  # what the user gives -> words that the message must hold
     ),
     "both lengths": (["--train.steps", "10", "--train.tokens", "5"], ["train.tokens", "train.steps"]),
     "warm-up longer than the run": (["--train.schedule.warmup-steps", "11"], ["warmup_steps", "11", "10"]),
+    "plain RMSNorms of a model that has none": (
+        ["--model.norm", "layernorm", "--train.fused-norms", "false"],
+        ["--train.fused-norms: train.fused_norms", "model.norm is layernorm", "leave it out"],
+    ),
+    "adafactor has no fused steps": (
+        ["--train.optimizer.name", "adafactor", "--train.optimizer.fused", "false"],
+        ["train.optimizer.fused", "train.optimizer.name is adafactor", "use adamw or muon"],
+    ),
+    "short sequences longer than the run": (
+        ["--train.seq-len-schedule", "[{until_step: 5, seq_len: 8}, {until_step: 11, seq_len: 16}]"],
+        ["train.seq_len_schedule", "until_step 11", "10 steps", "use 10 at most", "more train.steps"],
+    ),
+    "short sequences longer than the run's tokens": (
+        ["--train.tokens", "5120", "--train.seq-len-schedule", "[{until_step: 21, seq_len: 8}]"],
+        ["train.seq_len_schedule", "until_step 21", "20 steps", "more train.tokens"],
+    ),
     "value for a section": (["--train", "5"], ["train"]),
     "path in a name": (["--name", "../x"], ["name"]),
     "split of two": (["--data.split", "1", "2"], ["data.split"]),

@@ -49,6 +49,12 @@ def resolve_layout(config: RunConfig, devices: int, nodes: int = 1) -> RunConfig
             f"train.schedule.decay_steps: {schedule.decay_steps} is more than the {steps - schedule.warmup_steps} "
             f"steps after the warm-up (train.steps {steps}, warmup_steps {schedule.warmup_steps})"
         )
+    ends = [phase.until_step for phase in train.seq_len_schedule]
+    if ends and ends[-1] > steps:
+        raise UserError(
+            f"train.seq_len_schedule: until_step {ends[-1]} is past the run's {steps} steps; use {steps} at most, or "
+            f"give more train.{'steps' if train.steps else 'tokens'}"
+        )
     open_fields = {
         "steps": steps,
         "schedule": schedule,
@@ -131,7 +137,25 @@ def _layout_faults(config: RunConfig, ranks: int) -> list[str]:
             f"parallel.offload: optimizer is for train.optimizer.name adamw, not {train.optimizer.name}; "
             "use parallel.offload parameters or none, or adamw"
         )
+    faults += _switch_faults(config)
     return faults + _schedule_faults(config) + _context_faults(config) + _pipeline_faults(config)
+
+
+def _switch_faults(config: RunConfig) -> list[str]:
+    """Switches that would change nothing, for the run has not what they are of."""
+    norm, optimizer = config.model.norm, config.train.optimizer
+    faults = []
+    if norm != "rmsnorm" and not config.train.fused_norms:
+        faults.append(
+            f"train.fused_norms: false is RMSNorm's plain formula, and model.norm is {norm}; leave it out, or use "
+            "model.norm rmsnorm"
+        )
+    if optimizer.name == "adafactor" and not optimizer.fused:
+        faults.append(
+            f"train.optimizer.fused: false is a way of AdamW's steps, and train.optimizer.name is {optimizer.name}; "
+            "leave it out, or use adamw or muon"
+        )
+    return faults
 
 
 def sequence_unit(parallel: ParallelConfig) -> int:
