@@ -4,6 +4,7 @@ no presets of the person who runs them; and that tests for what a machine lacks 
 import os
 import shutil
 import signal
+import subprocess
 from functools import partial
 
 import pytest
@@ -40,6 +41,21 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.section(f"not run here: {len(names)} tests need {need}", yellow=True)
         for name in names:
             terminalreporter.write_line(name)
+
+
+@pytest.fixture
+def start_process():
+    """Start programs, with what they say in pipes, as text; none of them outlives the test."""
+    started = []
+
+    def start(command, **options):
+        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
 
 
 def _lacking_gpu() -> str:

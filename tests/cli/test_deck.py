@@ -2,25 +2,16 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
+from deck import DECK
 from polarlm.cli import main
 from polarlm.launch import check_environment
 
-DECK = {
-    "MODEL_SIZE_KEY": "GPT1_5B",
-    "SEQ_LEN": "1024",
-    "MICRO_BATCH": "1",
-    "SP_TYPE": "megatron",
-    "ZERO_STAGE": "1",
-    "GAS": "1",
-    "USE_FLASH_ATTN": "1",
-}
 OTHERS = ("MPSIZE", "PPSIZE", "SPSIZE", "DATA_FILE_LIST", "WANDB_MODE", "RANK")
 
 
@@ -62,28 +53,19 @@ def test_empty_variables_are_as_good_as_none(tmp_path, monkeypatch, capsys):
 
 
 @pytest.fixture
-def deck(tmp_path):
+def deck(tmp_path, start_process):
     """Start the deck's command with a preset of the same kind, small enough to be trained."""
     presets = tmp_path / "config/polarlm/presets.yaml"
     presets.parent.mkdir(parents=True)
     presets.write_text("GPT_small: {family: gpt, layers: 2, hidden: 32, heads: 4, vocab_size: 257}\n")
     inherited = {name: value for name, value in os.environ.items() if name not in OTHERS}
-    started = []
 
     def start(**variables):
         given = DECK | {"MODEL_SIZE_KEY": "GPT_small", "XDG_CONFIG_HOME": str(tmp_path / "config")} | variables
         words = "train --data.paths synthetic --name deck --parallel.ranks 2 --train.steps 3"
-        command = [sys.executable, "-m", "polarlm", *words.split()]
-        run = subprocess.Popen(
-            command, cwd=tmp_path, env=inherited | given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        started.append(run)
-        return run
+        return start_process([sys.executable, "-m", "polarlm", *words.split()], cwd=tmp_path, env=inherited | given)
 
-    yield start
-    for run in started:
-        run.kill()
-        run.communicate()
+    return start
 
 
 def test_the_decks_command_trains_and_two_at_once_do_not_meet(deck, tmp_path):

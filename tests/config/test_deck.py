@@ -2,17 +2,8 @@
 
 import pytest
 
+from deck import DECK
 from polarlm.config import UserError, default_name, load_run
-
-DECK = {
-    "MODEL_SIZE_KEY": "GPT1_5B",
-    "SEQ_LEN": "1024",
-    "MICRO_BATCH": "1",
-    "SP_TYPE": "megatron",
-    "ZERO_STAGE": "1",
-    "GAS": "1",
-    "USE_FLASH_ATTN": "1",
-}
 
 
 def _load(environment, *flags, devices=1):

@@ -62,22 +62,15 @@ def logs(folder: Path, rank: int) -> str:
 
 
 @pytest.fixture
-def launch(tmp_path):
+def launch(tmp_path, start_process):
     """Start a launcher of `ranks` ranks of a script in a process of its own."""
-    started = []
 
     def start(text: str, ranks: int = 2, **environment: str) -> subprocess.Popen:
         command = [sys.executable, "-c", LAUNCH, str(script(tmp_path, text)), str(ranks)]
         environ = {name: value for name, value in os.environ.items() if not name.startswith("MASTER_")} | environment
-        pipe = subprocess.PIPE
-        launcher = subprocess.Popen(command, cwd=tmp_path, env=environ, stdout=pipe, stderr=pipe, text=True)
-        started.append(launcher)
-        return launcher
+        return start_process(command, cwd=tmp_path, env=environ)
 
-    yield start
-    for launcher in started:
-        launcher.kill()
-        launcher.communicate()
+    return start
 
 
 def test_each_rank_learns_its_place_and_writes_where_it_should(launch, tmp_path):

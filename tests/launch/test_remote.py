@@ -37,12 +37,11 @@ sys.exit(max(abs(process.wait()) for process in running))
 
 
 @pytest.fixture
-def launch(tmp_path):
+def launch(tmp_path, start_process):
     """`polarlm launch` in a job of two nodes with two tasks each, of a Python script as the program."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "srun").write_text(SRUN)
     (tmp_path / "bin" / "srun").chmod(0o755)
-    started = []
 
     def start(text, flags="", **environment):
         script = tmp_path / "rank.py"
@@ -50,21 +49,9 @@ def launch(tmp_path):
         script.write_text(head + textwrap.dedent(text))
         words = [sys.executable, "-m", "polarlm", "launch", "--ranks-per-node", "2", *flags.split(), "--"]
         job = {"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_ID": "1000", "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
-        process = subprocess.Popen(
-            [*words, sys.executable, str(script)],
-            cwd=tmp_path,
-            env=os.environ | job | environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        started.append(process)
-        return process
+        return start_process([*words, sys.executable, str(script)], cwd=tmp_path, env=os.environ | job | environment)
 
-    yield start
-    for process in started:
-        process.kill()
-        process.communicate()
+    return start
 
 
 def logs(folder, rank):

@@ -9,11 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from polarlm.config import dump_run, load_run
-from polarlm.data import IndexedWriter, load_tokenizer
+from polarlm.config import load_run
+from polarlm.data import IndexedWriter
 from polarlm.parallel import Device, World
 from polarlm.train import fit, loop, open_run
 from ranks import run_ranks
+from train.trained import make_folder
 
 ALONE = World(0, 1, Device(torch.device("cpu")))
 SEQ = 8
@@ -40,9 +41,7 @@ def start(tmp_path):
                 writer.add_document(np.arange(samples * SEQ))
         words = [*SHAPE.split(), "--data.paths", str(data), "--parallel.ranks", str(ranks), *flags]
         config = load_run(None, environment={}, flags=words).config
-        folder.mkdir(exist_ok=True)
-        (folder / "config.yaml").write_text(dump_run(config))
-        load_tokenizer("bytes").save(folder / "tokenizer")
+        make_folder(folder, config)
         return folder, config
 
     return start

@@ -7,13 +7,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from polarlm.config import UserError, dump_run, load_run
-from polarlm.data import load_tokenizer
+from polarlm.config import UserError, load_run
 from polarlm.parallel import Device
 from polarlm.parallel.compile import compile_blocks
 from polarlm.parallel.determinism import be_deterministic, naming_nondeterminism
-from polarlm.train import fit, open_run
+from polarlm.train import fit
 from ranks import run_ranks
+from train.trained import open_in
 
 SHAPE = "--model.family llama --model.layers 2 --model.hidden 32 --model.heads 4 --model.kv-heads 2"
 TRAIN = "--train.seq-len 16 --train.steps 4 --train.global-batch-size 4 --train.eval-every 2 --train.eval-samples 4"
@@ -33,12 +33,7 @@ LAYOUTS = {
 def _run(world, folder, *flags):
     ranks = ["--parallel.ranks", str(world.size), "--train.deterministic"]
     config = load_run(None, environment={}, flags=[*f"{SHAPE} {TRAIN} {DATA}".split(), *ranks, *flags]).config
-    if world.is_first:
-        folder.mkdir()
-        (folder / "config.yaml").write_text(dump_run(config))
-        load_tokenizer("bytes").save(folder / "tokenizer")
-    world.barrier()
-    return open_run(folder, config, world)
+    return open_in(world, folder, config)
 
 
 def _train_twice(world, folder, flags):

@@ -8,12 +8,12 @@ from itertools import pairwise
 import pytest
 import torch
 
-from polarlm.config import TrainConfig, UserError, dump_run, load_run
-from polarlm.data import load_tokenizer
+from polarlm.config import TrainConfig, UserError, load_run
 from polarlm.parallel import Device, World
-from polarlm.train import Progress, fit, learning_rate, open_run
+from polarlm.train import Progress, fit, learning_rate
 from polarlm.train.loss_scale import LossScale
 from ranks import run_ranks
+from train.trained import open_in
 
 ALONE = World(0, 1, Device(torch.device("cpu")))
 SHAPE = "--model.layers 4 --model.hidden 16 --model.heads 2 --model.vocab-size 257 --data.tokenizer bytes"
@@ -24,12 +24,7 @@ FP16 = "--train.precision fp16 --train.schedule.name inverse_sqrt --train.schedu
 def _open(world, folder, *flags):
     words = [*SHAPE.split(), *TRAIN.split(), *FP16.split(), "--parallel.ranks", str(world.size), *flags]
     config = load_run(None, environment={}, flags=words).config
-    if world.is_first:
-        folder.mkdir(exist_ok=True)
-        (folder / "config.yaml").write_text(dump_run(config))
-        load_tokenizer("bytes").save(folder / "tokenizer")
-    world.barrier()
-    return open_run(folder, config, world)
+    return open_in(world, folder, config)
 
 
 def _overflow(run, steps):

@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from polarlm.checkpoint import load_model
-from polarlm.config import UserError, dump_run, load_run
-from polarlm.data import load_tokenizer
+from polarlm.config import UserError, load_run
 from polarlm.parallel import Device, Engine, World
 from polarlm.train import Validation, fit, open_run
 from polarlm.train.__main__ import main
 from polarlm.train.events import EventLog
 from polarlm.train.metrics import MetricsLog
 from ranks import run_ranks
+from train.trained import make_folder
 
 ALONE = World(0, 1, Device(torch.device("cpu")))
 SHAPE = ["--model.family", "llama", "--model.layers", "2", "--model.hidden", "32", "--model.heads", "4"]
@@ -32,9 +32,7 @@ def start(tmp_path):
         words = [*SHAPE, "--train.seq-len", "16", "--model.vocab-size", "257", "--train.micro-batch-size", "4", *flags]
         config = load_run(None, environment={}, flags=[*words, "--data.tokenizer", "bytes"]).config
         folder = tmp_path / name
-        folder.mkdir(exist_ok=True)
-        (folder / "config.yaml").write_text(dump_run(config))
-        load_tokenizer("bytes").save(folder / "tokenizer")
+        make_folder(folder, config)
         return folder, open_run(folder, config, ALONE)
 
     return start

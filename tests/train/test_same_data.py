@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from polarlm.config import UserError, dump_run, load_run
-from polarlm.data import IndexedWriter, load_tokenizer
+from polarlm.config import UserError, load_run
+from polarlm.data import IndexedWriter
 from polarlm.data.manifest import write_manifest
 from polarlm.parallel import Device, World
 from polarlm.train import fit, open_run
 from polarlm.train import run as run_module
 from ranks import run_ranks
+from train.trained import make_folder
 
 ALONE = World(0, 1, Device(torch.device("cpu")))
 
@@ -39,9 +40,7 @@ def _config(ranks=1, data="--data.paths text"):
 
 
 def _run_folder(path, config):
-    path.mkdir()
-    (path / "config.yaml").write_text(dump_run(config))
-    load_tokenizer("bytes").save(path / "tokenizer")
+    make_folder(path, config)
     return path
 
 

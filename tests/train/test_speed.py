@@ -1,18 +1,14 @@
 """Speed is counted from the work of the whole run, whatever its layout, and never once a rank."""
 
-import json
-
 import pytest
 import torch
 
-from polarlm.config import dump_run, load_run
-from polarlm.data import load_tokenizer
+from polarlm.config import load_run
 from polarlm.parallel import Device
 from polarlm.plan import device_peak
-from polarlm.train import fit, open_run
 from polarlm.train.speed import Speedometer
 from polarlm.train.speed import _measured_tflops as measured_tflops  # before it is replaced
-from ranks import run_ranks
+from train.trained import train_in
 
 SHAPE = "--model.family llama --model.layers 2 --model.hidden 32 --model.heads 4 --model.vocab-size 257"
 TRAIN = "--train.steps 3 --train.seq-len 16 --train.global-batch-size 4 --data.tokenizer bytes"
@@ -28,19 +24,6 @@ def _config(*flags):
     return load_run(None, environment={}, flags=[*SHAPE.split(), *TRAIN.split(), *flags]).config
 
 
-def _train(world, folder, config):
-    fit(open_run(folder, config, world))
-
-
-def _metrics(folder, *flags):
-    config = _config(*flags)
-    folder.mkdir()
-    (folder / "config.yaml").write_text(dump_run(config))
-    load_tokenizer("bytes").save(folder / "tokenizer")
-    run_ranks(config.parallel.ranks, _train, folder, config)
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
 @pytest.mark.parametrize(
     "layout",
     [
@@ -52,8 +35,8 @@ def _metrics(folder, *flags):
 )
 def test_two_ranks_count_the_tokens_and_flops_of_one(tmp_path, layout):
     """L08."""
-    alone = _metrics(tmp_path / "alone")
-    both = _metrics(tmp_path / "both", "--parallel.ranks", "2", *layout)
+    alone = train_in(tmp_path / "alone", _config())
+    both = train_in(tmp_path / "both", _config("--parallel.ranks", "2", *layout))
     for line, expected in zip(both, alone, strict=True):
         assert (line["samples"], line["tokens"]) == (expected["samples"], expected["tokens"])
         assert line["loss"] == pytest.approx(expected["loss"], rel=1e-5)

@@ -6,12 +6,12 @@ import math
 import pytest
 import torch
 
-from polarlm.config import UserError, dump_run, load_run
-from polarlm.data import load_tokenizer
+from polarlm.config import UserError, load_run
 from polarlm.parallel import Device, World
-from polarlm.train import fit, open_run
+from polarlm.train import fit
 from polarlm.train.steady import Typical
 from ranks import run_ranks
+from train.trained import open_in
 
 ALONE = World(0, 1, Device(torch.device("cpu")))
 SHAPE = "--model.layers 1 --model.hidden 16 --model.heads 2 --model.vocab-size 257 --data.tokenizer bytes"
@@ -22,12 +22,7 @@ BAD = 20  # the first sample of step 6
 def _open(world, folder, *flags):
     words = [*SHAPE.split(), *TRAIN.split(), "--parallel.ranks", str(world.size), *flags]
     config = load_run(None, environment={}, flags=words).config
-    if world.is_first:
-        folder.mkdir(exist_ok=True)
-        (folder / "config.yaml").write_text(dump_run(config))
-        load_tokenizer("bytes").save(folder / "tokenizer")
-    world.barrier()
-    return open_run(folder, config, world)
+    return open_in(world, folder, config)
 
 
 def _spoil(run, samples=(BAD,), by=math.nan):

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from polarlm.config import dump_run, load_run
-from polarlm.data import IndexedWriter, load_tokenizer
+from polarlm.config import load_run
+from polarlm.data import IndexedWriter
 from polarlm.model import IGNORED
 from polarlm.parallel import Device, World
-from polarlm.train import Validation, fit, open_run
+from polarlm.train import Validation, fit
 from ranks import run_ranks
+from train.trained import open_in
 
 ALONE = World(0, 1, Device(torch.device("cpu")))
 SHAPE = "--model.family llama --model.layers 1 --model.hidden 16 --model.heads 2 --model.vocab-size 257"
@@ -34,12 +35,7 @@ def datasets(tmp_path):
 def _run(world, folder, *flags):
     """Train as the command line does; the lines of the metrics that have a validation."""
     config = load_run(None, environment={}, flags=[*f"{SHAPE} {TRAIN} {FROZEN}".split(), *flags]).config
-    if world.is_first:
-        folder.mkdir(exist_ok=True)
-        (folder / "config.yaml").write_text(dump_run(config))
-        load_tokenizer("bytes").save(folder / "tokenizer")
-    world.barrier()
-    fit(open_run(folder, config, world))
+    fit(open_in(world, folder, config))
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [line for line in lines if "val_loss" in line]
 

@@ -11,13 +11,14 @@ import pytest
 import torch
 
 from polarlm.checkpoint import load_model
-from polarlm.config import UserError, dump_run, load_run
+from polarlm.config import UserError, load_run
 from polarlm.data import load_tokenizer
 from polarlm.generate import Settings, generate, write_samples
 from polarlm.parallel import Device, World
 from polarlm.train import fit, open_run
 from polarlm.train.speed import Speedometer
 from ranks import run_ranks
+from train.trained import make_folder
 
 ALONE = World(0, 1, Device(torch.device("cpu")))
 SHAPE = "--model.family llama --model.layers 2 --model.hidden 32 --model.heads 4 --model.vocab-size 257"
@@ -26,9 +27,7 @@ TRAIN = "--train.steps 4 --train.seq-len 16 --train.global-batch-size 4 --data.t
 
 def _prepare(folder, *flags):
     config = load_run(None, environment={}, flags=[*SHAPE.split(), *TRAIN.split(), *flags]).config
-    folder.mkdir(exist_ok=True)
-    (folder / "config.yaml").write_text(dump_run(config))
-    load_tokenizer("bytes").save(folder / "tokenizer")
+    make_folder(folder, config)
     return config
 
 

@@ -1,12 +1,14 @@
 """Documents as samples, each alone."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from polarlm.data.indexed import IndexedDataset
-from polarlm.data.samples import check_vocabulary, permute
+from polarlm.data.samples import SplitSamples, permute
 
 
-class DocumentSamples:
+@dataclass(eq=False)
+class DocumentSamples(SplitSamples):
     """The documents of a split as samples, each with its own length and alone; with one interface with `Samples`.
 
     A document of n tokens trains n - 1, each but the last on the one that follows it, and one longer than s is cut:
@@ -15,22 +17,11 @@ class DocumentSamples:
     this needs the index whole: 16 bytes a document are held.
     """
 
-    def __init__(
-        self,
-        dataset: IndexedDataset,
-        documents: tuple[int, int],
-        seq_len: int,
-        seed: int,
-        shuffle: bool = True,
-        vocab_size: int | None = None,
-    ) -> None:
-        """See `Samples`; `seq_len` is the length of the longest."""
-        self.seq_len = seq_len
-        self._dataset, self._seed, self._shuffle, self._vocab_size = dataset, seed, shuffle, vocab_size
-        first, stop = documents
-        self._starts = dataset.document_starts()[first : stop + 1]
+    def __post_init__(self) -> None:
+        first, stop = self.documents
+        self._starts = self.dataset.document_starts()[first : stop + 1]
         trained = np.maximum(np.diff(self._starts) - 1, 0)
-        pieces = -(-trained // seq_len)
+        pieces = -(-trained // self.seq_len)
         self._first_piece = np.concatenate([np.zeros(1, np.int64), np.cumsum(pieces)])
         self.tokens = int(trained.sum())
 
@@ -38,18 +29,10 @@ class DocumentSamples:
         """Samples in that many epochs."""
         return epochs * int(self._first_piece[-1])
 
-    def spread(self, count: int) -> list[int]:
-        """Ids of `count` samples spread evenly over one epoch."""
-        return [index * self.count() // count for index in range(count)]
-
-    def source_of(self, sample: int) -> int:
-        """There is one source."""
-        return 0
-
     def id_at(self, position: int) -> int:
         """The sample at a position of the global order; every id stands at one position, epoch after epoch."""
         epoch, place = divmod(position, self.count())
-        return position - place + permute(place, self.count(), f"{self._seed}:{epoch}") if self._shuffle else position
+        return position - place + permute(place, self.count(), f"{self.seed}:{epoch}") if self.shuffle else position
 
     def begins_epoch(self, position: int) -> bool:
         """Whether an epoch begins there."""
@@ -67,9 +50,7 @@ class DocumentSamples:
             UserError: one is beyond the model's vocabulary.
         """
         start, stop = self._range(sample)
-        return check_vocabulary(
-            self._dataset.read(start, stop - start).astype(np.int64), self._vocab_size, self._dataset
-        )
+        return self.checked(self.dataset.read(start, stop - start).astype(np.int64))
 
     def document_ids(self, sample: int) -> np.ndarray:
         """int32 [length]: one document."""

@@ -12,6 +12,7 @@ and the epoch of either is ⌊i·s/T⌋.
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
@@ -20,33 +21,29 @@ from polarlm.config import UserError
 from polarlm.data.indexed import IndexedDataset
 
 
-class Samples:
-    """The samples of a split in their global order, which depends on (seed, data) and nothing else."""
+@dataclass(eq=False)
+class SplitSamples:
+    """What the samples of a dataset's split have in common, whether they are cut from its stream or its documents.
 
-    def __init__(
-        self,
-        dataset: IndexedDataset,
-        documents: tuple[int, int],
-        seq_len: int,
-        seed: int,
-        shuffle: bool = True,
-        vocab_size: int | None = None,
-    ) -> None:
-        """
-        Args:
-            documents: first document and the one after the last.
-            seq_len: s, the tokens a sample trains on.
-            shuffle: without it, position and id are the same.
-            vocab_size: the model's, which has no room for larger ids; None takes any.
-        """
-        self.seq_len = seq_len
-        self._dataset, self._seed, self._shuffle, self._vocab_size = dataset, seed, shuffle, vocab_size
-        self._start, stop = (dataset.document_start(number) for number in documents)
-        self.tokens = stop - self._start
+    Attributes:
+        documents: the split's first document and the one after its last.
+        seq_len: s, the tokens a sample trains on, or the most of them.
+        shuffle: without it, position and id are the same.
+        vocab_size: the model's, which has no room for larger ids; None takes any.
+        tokens: of the split; of documents that are alone, those that they train.
+    """
+
+    dataset: IndexedDataset
+    documents: tuple[int, int]
+    seq_len: int
+    seed: int
+    shuffle: bool = True
+    vocab_size: int | None = None
+    tokens: int = field(init=False)
 
     def count(self, epochs: int = 1) -> int:
-        """Whole samples in that many epochs: ⌊(E·T - 1) / s⌋, and none in no tokens."""
-        return max(0, (epochs * self.tokens - 1) // self.seq_len)
+        """Samples in that many epochs."""
+        raise NotImplementedError
 
     def spread(self, count: int) -> list[int]:
         """Ids of `count` samples spread evenly over one epoch."""
@@ -56,13 +53,39 @@ class Samples:
         """There is one source."""
         return 0
 
+    def checked(self, ids: np.ndarray) -> np.ndarray:
+        """The same ids.
+
+        Raises:
+            UserError: one is beyond the model's vocabulary.
+        """
+        if self.vocab_size is not None and not 0 <= ids.min() <= ids.max() < self.vocab_size:
+            raise UserError(
+                f"{self.dataset.prefix}.bin: holds ids from {ids.min()} to {ids.max()}, and model.vocab_size is "
+                f"{self.vocab_size}; the file is damaged or of another tokenizer, prepare the data again"
+            )
+        return ids
+
+
+@dataclass(eq=False)
+class Samples(SplitSamples):
+    """The samples of a split in their global order, which depends on (seed, data) and nothing else."""
+
+    def __post_init__(self) -> None:
+        self._start, stop = (self.dataset.document_start(number) for number in self.documents)
+        self.tokens = stop - self._start
+
+    def count(self, epochs: int = 1) -> int:
+        """Whole samples in that many epochs: ⌊(E·T - 1) / s⌋, and none in no tokens."""
+        return max(0, (epochs * self.tokens - 1) // self.seq_len)
+
     def id_at(self, position: int) -> int:
         """The sample at a position of the global order; every id stands at one position, epoch after epoch."""
-        if not self._shuffle:
+        if not self.shuffle:
             return position
         epoch = position * self.seq_len // self.tokens
         first, stop = self._first_id(epoch), self._first_id(epoch + 1)
-        return first + permute(position - first, stop - first, f"{self._seed}:{epoch}")
+        return first + permute(position - first, stop - first, f"{self.seed}:{epoch}")
 
     def tokens_of(self, sample: int) -> np.ndarray:
         """int64 [s + 1]: the sample's inputs and, one later, its targets.
@@ -70,8 +93,8 @@ class Samples:
         Raises:
             UserError: one is beyond the model's vocabulary.
         """
-        runs = [self._dataset.read(start, count) for start, count in self._runs(sample, self.seq_len + 1)]
-        return check_vocabulary(np.concatenate(runs, dtype=np.int64), self._vocab_size, self._dataset)
+        runs = [self.dataset.read(start, count) for start, count in self._runs(sample, self.seq_len + 1)]
+        return self.checked(np.concatenate(runs, dtype=np.int64))
 
     def document_ids(self, sample: int) -> np.ndarray:
         """int32 [s]: which of the sample's documents each input token is of, counted from 0."""
@@ -79,10 +102,10 @@ class Samples:
         place = 0
         for start, count in self._runs(sample, self.seq_len):
             begins[place] = 1  # where the split begins anew a document does too, were it the only one
-            first, last = self._dataset.document_at(start), self._dataset.document_at(start + count - 1)
-            offsets = self._dataset.starts_of(first + 1, last + 1) - start
+            first, last = self.dataset.document_at(start), self.dataset.document_at(start + count - 1)
+            offsets = self.dataset.starts_of(first + 1, last + 1) - start
             if ((offsets < 0) | (offsets >= count)).any():
-                raise self._dataset.damaged("its documents are not in order")
+                raise self.dataset.damaged("its documents are not in order")
             begins[place + offsets] = 1
             place += count
         return np.cumsum(begins, dtype=np.int32) - 1
@@ -129,20 +152,6 @@ class SyntheticSamples:
     def document_ids(self, sample: int) -> np.ndarray:
         """int32 [s]: one document."""
         return np.zeros(self.seq_len, np.int32)
-
-
-def check_vocabulary(ids: np.ndarray, vocab_size: int | None, dataset: IndexedDataset) -> np.ndarray:
-    """The same ids of a dataset.
-
-    Raises:
-        UserError: one is beyond the vocabulary.
-    """
-    if vocab_size is not None and not 0 <= ids.min() <= ids.max() < vocab_size:
-        raise UserError(
-            f"{dataset.prefix}.bin: holds ids from {ids.min()} to {ids.max()}, and model.vocab_size is "
-            f"{vocab_size}; the file is damaged or of another tokenizer, prepare the data again"
-        )
-    return ids
 
 
 def split_documents(documents: int, proportions: Sequence[float]) -> list[tuple[int, int]]:

@@ -10,12 +10,14 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkProcess
+from typing import Any
 
 _FORK = multiprocessing.get_context("fork")
 
 
 class WorkerError(Exception):
-    """A call raised, died or took too long; the message is its traceback, or one line."""
+    """A call raised, died or took too long; the message says which, and shows a traceback that it left."""
 
 
 def run_forked(calls: Sequence[Callable[[], object]], timeout: float) -> list[object]:
@@ -45,30 +47,34 @@ def _work(sender: Connection, call: Callable[[], object]) -> None:
         # Plain pickle: torch's own way over a pipe shares memory with a process that is about to end.
         report = pickle.dumps((True, call()))
     except BaseException:
-        report = pickle.dumps((False, traceback.format_exc()))
+        report = pickle.dumps((False, f"failed:\n{traceback.format_exc()}"))
     sender.send_bytes(report)
 
 
-def _collect(pipes: list[Connection], processes: list, timeout: float) -> list[object]:
+def _collect(pipes: list[Connection], processes: list[ForkProcess], timeout: float) -> list[object]:
     deadline = time.monotonic() + timeout
     results: dict[int, object] = {}
+    failures: list[str] = []
     waiting = {pipe: number for number, pipe in enumerate(pipes)}
-    while waiting:
+    while waiting and not failures:
         ready = wait(list(waiting), max(0.0, deadline - time.monotonic()))
         if not ready:
-            raise WorkerError(f"ranks {sorted(waiting.values())} were not done in {timeout:.0f} s")
+            raise WorkerError(f"processes {sorted(waiting.values())} of {len(pipes)} were not done in {timeout:.0f} s")
         for pipe in ready:
             number = waiting.pop(pipe)
-            results[number] = _receive(pipe, processes[number])
+            is_good, value = _receive(pipe, processes[number])
+            if is_good:
+                results[number] = value
+            else:
+                failures.append(f"process {number} of {len(pipes)} {value}")
+    if failures:
+        raise WorkerError("\n".join(failures))
     return [results[number] for number in range(len(pipes))]
 
 
-def _receive(pipe: Connection, process: multiprocessing.Process) -> object:
+def _receive(pipe: Connection, process: ForkProcess) -> tuple[bool, Any]:
     try:
-        good, value = pickle.loads(pipe.recv_bytes())
+        return pickle.loads(pipe.recv_bytes())
     except EOFError:
         process.join()
-        raise WorkerError(f"a rank died with exit code {process.exitcode}") from None
-    if not good:
-        raise WorkerError(value)
-    return value
+        return False, f"died with exit code {process.exitcode}"
