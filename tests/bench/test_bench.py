@@ -1,6 +1,7 @@
 """Measurements at a sequence length: rows of real runs, memory's end as one of them, and the search for the longest."""
 
 import json
+import signal
 
 import pytest
 
@@ -8,8 +9,12 @@ from polarlm.bench import OOM, Row, as_markdown, draw_rows, longest
 from polarlm.bench.memory import host_memory, resident_bytes
 from polarlm.cli import main
 from polarlm.cli.bench import size
-from polarlm.config import UserError
+from polarlm.config import UserError, load_run_folder
 
+NUMBERS = (
+    *("samples_per_sec", "tokens_per_sec", "model_tflops_per_device", "hardware_tflops_per_device"),
+    *("megatron_tflops_per_device", "mfu", "peak_memory_bytes"),
+)
 SHAPE = "--model.layers 1 --model.hidden 32 --model.heads 4 --model.vocab-size 97 --steps 1 --warmup 0".split()
 
 
@@ -62,8 +67,7 @@ def test_memory_of_this_host():
 def test_rows_of_layouts_and_of_memorys_end(tmp_path, capfd):
     words = ["bench", "sequence", *SHAPE, "--lengths", "64,65", "--layouts", "alone,ring2", "--json"]
     assert main([*words, "--output", str(tmp_path)]) == 0
-    printed = capfd.readouterr().out
-    rows = json.loads(printed[: printed.rindex("]") + 1])
+    rows = json.loads(capfd.readouterr().out)
     assert rows == json.loads((tmp_path / "sequence.json").read_text())
     assert [(row["layout"], row["seq_len"]) for row in rows] == [
         ("alone", 64),
@@ -85,6 +89,25 @@ def test_rows_of_layouts_and_of_memorys_end(tmp_path, capfd):
     )
     (row,) = json.loads(capfd.readouterr().out)
     assert row["outcome"] == OOM
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 138)])
+def test_a_signal_ends_the_measuring_and_what_was_measured_is_kept(number, code, tmp_path, monkeypatch, capsys):
+    lengths = []
+
+    def run_ranks(folder, ranks):
+        """In place of ranks that end well at the first length, and by the signal at the second."""
+        lengths.append(load_run_folder(folder).train.seq_len)
+        (folder / "result.json").write_text(json.dumps(dict.fromkeys(NUMBERS, 2.0)), encoding="utf-8")
+        return 0 if len(lengths) == 1 else 128 + number
+
+    monkeypatch.setattr("polarlm.bench.trial._run_ranks", run_ranks)
+    command = ["bench", "sequence", *SHAPE, "--lengths", "16,32,64", "--json", "--output", str(tmp_path / "lengths")]
+    assert main(command) == code
+    assert lengths == [16, 32]
+    (kept,) = json.loads(capsys.readouterr().out)
+    assert json.loads((tmp_path / "lengths/sequence.json").read_text(encoding="utf-8")) == [kept]
+    assert (kept["seq_len"], kept["outcome"]) == (16, "ok")
 
 
 def test_rows_as_markdown_and_a_picture_of_nothing():

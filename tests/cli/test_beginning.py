@@ -2,7 +2,10 @@
 
 from pathlib import Path
 
-from polarlm.cli.beginning import RUNS, run_file
+import pytest
+
+from polarlm.cli.beginning import RUNS, complete, run_file
+from polarlm.config import UserError, load_run
 from polarlm.launch import run_folder
 
 
@@ -22,3 +25,14 @@ def test_a_folder_is_kept_as_it_was_named_and_a_file_has_none(tmp_path):
     assert run_file(tmp_path) == (tmp_path / "config.yaml", tmp_path)
     assert run_file(tmp_path / "config.yaml") == (tmp_path / "config.yaml", None)
     assert run_file(None) == (None, None)
+
+
+def test_a_prompt_that_does_not_fit_is_refused_before_a_step_is_taken():
+    shape = "--model.layers 1 --model.hidden 16 --model.heads 2 --train.seq-len 16 --train.steps 1 --log.samples"
+
+    def completed(*prompts):
+        return complete(load_run(None, environment={}, flags=[*shape.split(), *prompts]).config)
+
+    assert completed("sixteen letters.", "short").log.samples == ["sixteen letters.", "short"]
+    with pytest.raises(UserError, match=r"^log\.samples: prompt: 17 tokens do not fit .* of 16 .* shorten it$"):
+        completed("short", "seventeen letters")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -54,7 +55,8 @@ def try_run(layout: str, config: RunConfig, task: Task) -> Row:
     """Take a run's first steps on synthetic data, in processes of their own.
 
     Raises:
-        UserError: the ranks cannot be started here.
+        UserError: the ranks cannot be started here, or one was killed.
+        KeyboardInterrupt, SystemExit: this process was asked to end, by Ctrl-C or a signal.
     """
     assert config.parallel.ranks is not None
     launch = prepare([], Request(ranks=config.parallel.ranks), os.environ, Path())
@@ -84,8 +86,12 @@ def _outcome(folder: Path, code: int) -> tuple[str, dict[str, Any]]:
     result = folder / "result.json"
     if code == 0 and result.exists():
         return OK, json.loads(result.read_text(encoding="utf-8"))
+    if code == 128 + signal.SIGINT:
+        raise KeyboardInterrupt
+    if code in (128 + signal.SIGTERM, 128 + signal.SIGUSR1):  # we were asked to end, and the ranks with us
+        raise SystemExit(code)
     if code >= 128:
-        raise KeyboardInterrupt if code == 130 else UserError(f"a rank was ended by signal {code - 128}")
+        raise UserError(f"a rank was ended by signal {code - 128}")
     return f"failed: {_last_words(folder / 'logs') or f'exit code {code}'}", {}
 
 

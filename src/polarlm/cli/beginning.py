@@ -31,9 +31,13 @@ def run_file(run: Path | None) -> tuple[Path | None, Path | None]:
 
 
 def complete(config: "RunConfig") -> "RunConfig":
-    """Fill in what the data and its tokenizer decide, and find out now whether they can be used."""
-    from polarlm.config import default_name, with_tokenizer
-    from polarlm.data import check_tokenizer, load_tokenizer, open_split, tokenizer_of
+    """Fill in what the data and its tokenizer decide, and find out now whether they can be used.
+
+    Raises:
+        UserError: they cannot, or a prompt of `log.samples` is more than the model takes.
+    """
+    from polarlm.config import UserError, default_name, with_tokenizer
+    from polarlm.data import check_tokenizer, encode_prompt, load_tokenizer, open_split, tokenizer_of
 
     tokenizer = config.data.tokenizer or tokenizer_of(config.data)
     loaded = load_tokenizer(tokenizer)
@@ -42,6 +46,11 @@ def complete(config: "RunConfig") -> "RunConfig":
     splits = ("train", "validation") if config.train.eval_every else ("train",)
     for split in splits:
         open_split(config.data, config.train.seq_len, config.seed, split, config.model.vocab_size)
+    for prompt in config.log.samples:
+        try:
+            encode_prompt(loaded, prompt, config.model.max_positions)
+        except UserError as error:
+            raise UserError(f"log.samples: {error}") from None
     return config.model_copy(update={"name": config.name or default_name(config)})
 
 

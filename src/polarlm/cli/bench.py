@@ -61,11 +61,16 @@ def run(arguments: argparse.Namespace) -> int:
     layouts = choose_layouts(arguments.layouts)
     if arguments.what == "max-sequence":
         return _find_longest(arguments, layouts, replace(task, warmup=0, steps=1))
-    rows = list(_measure(arguments, layouts, task))
-    if arguments.json:
-        print(json.dumps([asdict(row) for row in rows], indent=2))
-    if arguments.output:
-        _write(rows, arguments.output)
+    rows: list[Row] = []
+    try:
+        rows.extend(_measure(arguments, layouts, task))
+    finally:  # what was measured before Ctrl-C, or the end of a job's time, is kept
+        if arguments.json and rows:
+            print(json.dumps([asdict(row) for row in rows], indent=2), flush=True)
+        if arguments.output and rows:
+            _write(rows, arguments.output)
+            if not arguments.json:  # whose reader wants nothing else
+                print(f"written: {arguments.output}/sequence.json, sequence.md, sequence.png", flush=True)
     return int(not any(row.is_ok for row in rows))
 
 
@@ -160,4 +165,3 @@ def _write(rows: "list[Row]", folder: Path) -> None:
     (folder / "sequence.json").write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n", encoding="utf-8")
     (folder / "sequence.md").write_text(as_markdown(rows) + "\n", encoding="utf-8")
     save_png(draw_rows(rows), folder / "sequence.png")
-    print(f"written: {folder}/sequence.json, sequence.md, sequence.png")

@@ -3,7 +3,7 @@
 `tokenizer` turns text into ids; `readers` finds documents, `prepare` encodes them on the processes of `workers`,
 `indexed` keeps the ids on disk, `manifest` what they are known by; `samples` cuts them without an index, `documents`
 takes them one by one, `grouped` those of like length together; `shapes` says how long a step's sequences are, `loader`
-hands out batches. No torch: arrays are numpy's.
+hands out batches, `prompt` what a model goes on from. No torch: arrays are numpy's.
 """
 
 from polarlm.data.blend import BlendedSamples, read_paths
@@ -14,6 +14,7 @@ from polarlm.data.indexed import IndexedDataset, IndexedWriter, merge, pointers_
 from polarlm.data.loader import Batch, Loader, batch_of, check_tokenizer, open_split, tokenizer_of
 from polarlm.data.manifest import compare_whole
 from polarlm.data.prepare import prepare
+from polarlm.data.prompt import encode_prompt
 from polarlm.data.readers import read_texts
 from polarlm.data.samples import Samples, SyntheticSamples, permute, split_documents
 from polarlm.data.shapes import AnySamples, StepShape, StepShapes
@@ -38,6 +39,7 @@ __all__ = [
     "check_tokenizer",
     "compare_whole",
     "compressed_bits_per_byte",
+    "encode_prompt",
     "load_run_tokenizer",
     "load_tokenizer",
     "merge",

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from polarlm.config import UserError
-from polarlm.data import Tokenizer
+from polarlm.data import Tokenizer, encode_prompt
 from polarlm.generate.cache import KVCache
 from polarlm.generate.row import Completion, Row
 from polarlm.generate.settings import Settings
@@ -63,15 +63,7 @@ def _encode(tokenizer: Tokenizer, prompt: str, model: Transformer) -> list[int]:
             f"data.tokenizer: has {tokenizer.vocab_size} ids, and the model only {config.vocab_size}; "
             "use the tokenizer that the model was trained with"
         )
-    ids = list(tokenizer.encode(prompt))
-    if not ids and tokenizer.eod_id is None:
-        raise UserError("prompt: is empty, and the tokenizer has no end-of-document token to start from; give a text")
-    if len(ids) > config.max_positions:
-        raise UserError(
-            f"prompt: {len(ids)} tokens do not fit in the model's context of {config.max_positions} "
-            "(model.max_positions); shorten it"
-        )
-    return ids or [tokenizer.eod_id]
+    return encode_prompt(tokenizer, prompt, config.max_positions)
 
 
 def _write(model: Transformer, rows: list[Row]) -> None:
