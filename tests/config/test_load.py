@@ -246,7 +246,18 @@ WRONG = {  # what the user gives -> words that the message must hold
     "value for a section": (["--train", "5"], ["train"]),
     "path in a name": (["--name", "../x"], ["name"]),
     "split of two": (["--data.split", "1", "2"], ["data.split"]),
+    "a list with commas": (["--data.split", "1,0,0"], ["data.split", "'1,0,0'", "`[a, b]`", "`a b`"]),
+    "a number for two": (["--train.optimizer.betas", "0.9"], ["train.optimizer.betas", "0.9", "a list", "`a b`"]),
 }
+
+
+def test_one_stage_a_rank_is_not_advised_where_it_is_what_does_not_fit():
+    flags = "--model.layers 4 --model.hidden 8 --model.heads 2 --train.steps 1 --parallel.ranks 8 --parallel.pipeline 8"
+    with pytest.raises(UserError) as raised:
+        load_run(None, environment={}, flags=flags.split())
+    (fault,) = raised.value.args
+    assert "layers 4" in fault
+    assert "nearest allowed: 4" in fault
 
 
 @pytest.mark.parametrize("case", WRONG)

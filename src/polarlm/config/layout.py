@@ -212,7 +212,7 @@ def _pipeline_faults(config: RunConfig) -> list[str]:
             f"train.compile: {schedule} goes backward through a block in two parts, which compiled code cannot; "
             "use parallel.pipeline_schedule interleaved1f1b, or train.compile false"
         )
-    if split is None and parallel.stages > layers:
+    if split is None and parallel.stages > max(layers, parallel.pipeline):  # one a rank is said of layers already
         faults.append(
             f"parallel.pipeline: {schedule} on {parallel.pipeline} ranks has {parallel.stages} stages, "
             f"and model.layers {layers} is fewer; use 1f1b, or fewer stages"

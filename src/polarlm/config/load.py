@@ -228,6 +228,8 @@ def _describe(fault: Any, leaves: Leaves) -> str:
         message = f"unknown field{_near(path)}"
     elif fault["type"] == "missing":
         message = "is missing; `polarlm init run.yaml` writes a run file to start from"
+    elif fault["type"] in ("list_type", "tuple_type"):
+        message = f"{fault['input']!r}: should be a list: `[a, b]`, or on the command line `a b`"
     elif not isinstance(fault["input"], dict):
         message = f"{fault['input']!r}: {message[0].lower()}{message[1:]}"
     return _placed(path, message, leaves)
