@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from cluster.processes import eventually
+from launch.launched import living, logs
 from polarlm.config import UserError
 from polarlm.launch import run_local
 from polarlm.launch.start import local
@@ -26,39 +28,6 @@ def script(folder: Path, text: str) -> Path:
         "import os, signal, subprocess, sys, time\nRANK = int(os.environ['RANK'])\n" + textwrap.dedent(text)
     )
     return path
-
-
-def living(folder: Path) -> dict[int, str]:
-    """Command lines of living processes that name this test's folder, by their ids, seen by the kernel's own list."""
-    found = {}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdecimal() or int(entry.name) == os.getpid():
-            continue
-        try:
-            words = (entry / "cmdline").read_bytes().split(b"\0")
-            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if state != "Z" and any(str(folder).encode() in word for word in words):
-            found[int(entry.name)] = b" ".join(words).decode()
-    return found
-
-
-def processes(folder: Path) -> list[str]:
-    """The command lines alone."""
-    return list(living(folder).values())
-
-
-def eventually(condition, seconds: float = 60.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return condition()
-
-
-def logs(folder: Path, rank: int) -> str:
-    paths = list((folder / "logs").glob(f"*.{rank}.log"))
-    return paths[0].read_text() if paths else ""
 
 
 @pytest.fixture
@@ -169,7 +138,7 @@ def test_a_failing_rank_ends_the_others_and_its_traceback_is_shown(launch, tmp_p
     assert launcher.returncode == 1
     assert "ValueError: the cause" in err
     assert "rank 1 on " in err.splitlines()[-1]
-    assert processes(tmp_path) == []
+    assert not living(tmp_path)
 
 
 def test_a_rank_that_will_not_end_is_killed(launch, tmp_path):
@@ -185,7 +154,7 @@ def test_a_rank_that_will_not_end_is_killed(launch, tmp_path):
     )
     launcher.communicate(timeout=120)
     assert launcher.returncode == 9
-    assert processes(tmp_path) == []
+    assert not living(tmp_path)
 
 
 VICTIMS_WORDS = [
@@ -278,7 +247,7 @@ def test_a_signal_reaches_every_rank_once_and_nothing_is_left(number, launch, tm
     assert launcher.returncode == 0
     told = signal.SIGTERM if number == signal.SIGINT else number
     assert [logs(tmp_path, rank) for rank in range(3)] == [f"ready\ntold {told.value}\n"] * 3
-    assert processes(tmp_path) == []
+    assert not living(tmp_path)
 
 
 def test_a_terminals_ctrl_c_reaches_the_launcher_alone(launch, tmp_path):
@@ -306,7 +275,7 @@ def test_a_second_ctrl_c_ends_ranks_that_will_not_stop(launch, tmp_path):
     launcher.send_signal(signal.SIGINT)
     launcher.communicate(timeout=120)
     assert launcher.returncode == 130
-    assert processes(tmp_path) == []
+    assert not living(tmp_path)
 
 
 def test_ranks_stopped_while_they_still_start_explain_nothing(launch, tmp_path):
@@ -329,17 +298,17 @@ def test_ctrl_c_while_ranks_still_start_is_told_by_the_code(launch, tmp_path):
 def test_the_launchers_own_sigkill_leaves_nothing(launch, tmp_path):
     launcher = launch(SAVES_ON_SIGTERM)
     assert eventually(lambda: all("ready" in logs(tmp_path, rank) for rank in range(2)))
-    assert len(processes(tmp_path)) == 5  # the launcher, two ranks, and a child of each
+    assert len(living(tmp_path)) == 5  # the launcher, two ranks, and a child of each
     launcher.kill()
     launcher.wait()
-    assert eventually(lambda: processes(tmp_path) == [])
+    assert eventually(lambda: not living(tmp_path))
 
 
 def test_a_child_that_a_finished_rank_left_is_ended(launch, tmp_path):
     launcher = launch("subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(300)', sys.argv[0]])")
     launcher.wait(timeout=120)
     assert launcher.returncode == 0
-    assert processes(tmp_path) == []
+    assert not living(tmp_path)
 
 
 def test_signals_are_the_callers_own_again(tmp_path):

@@ -9,9 +9,11 @@ import subprocess
 import sys
 import textwrap
 import time
-from pathlib import Path
 
 import pytest
+
+from cluster.processes import eventually
+from launch.launched import living, logs
 
 SRUN = f"""#!{sys.executable}
 import os, signal, subprocess, sys, time
@@ -54,31 +56,6 @@ def launch(tmp_path, start_process):
     return start
 
 
-def logs(folder, rank):
-    paths = list((folder / "logs").glob(f"*.{rank}.log"))
-    return paths[0].read_text(errors="replace") if paths else ""
-
-
-def eventually(condition, seconds=60.0):
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return condition()
-
-
-def alive(folder):
-    """Processes that name this test's folder, but for zombies and ourselves."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            words, state = (entry / "cmdline").read_bytes(), (entry / "stat").read_text().rpartition(")")[2].split()[0]
-        except (OSError, IndexError):
-            continue
-        if str(folder).encode() in words and state != "Z" and entry.name != str(os.getpid()):
-            found.append(words)
-    return found
-
-
 def test_each_rank_learns_its_place_and_writes_where_it_should(launch, tmp_path):
     process = launch(
         """
@@ -113,7 +90,7 @@ def test_l04_l13_the_first_failing_ranks_code_and_traceback_come_back(launch, tm
     assert "ValueError: the cause" in err
     assert "error: rank 2 on " in err.splitlines()[-1]
     assert "victim" not in err
-    assert eventually(lambda: alive(tmp_path) == [])
+    assert eventually(lambda: not living(tmp_path))
 
 
 def test_l01_output_that_is_no_text_does_not_matter(launch):
@@ -132,7 +109,7 @@ def test_l13_a_launcher_that_lets_the_others_wait_is_ended(launch, tmp_path):
     process.communicate(timeout=120)
     assert time.monotonic() - start < 100  # far less than they would sleep, on a busy machine too
     assert process.returncode == 9
-    assert eventually(lambda: alive(tmp_path) == [])
+    assert eventually(lambda: not living(tmp_path))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
@@ -152,7 +129,7 @@ def test_l14_a_signal_reaches_every_rank_and_nothing_is_left(number, launch, tmp
     process.communicate(timeout=120)
     assert process.returncode == 0
     assert [logs(tmp_path, rank) for rank in range(4)] == ["ready\ntold 15\n"] * 4
-    assert eventually(lambda: alive(tmp_path) == [])
+    assert eventually(lambda: not living(tmp_path))
 
 
 def test_a_program_that_cannot_be_started_says_so(launch, tmp_path):
@@ -182,14 +159,14 @@ def test_a_rank_whose_launcher_is_gone_ends(tmp_path):
     assert eventually(lambda: (tmp_path / "logs").exists())
     shell.kill()
     shell.communicate()
-    assert eventually(lambda: alive(tmp_path) == [])
+    assert eventually(lambda: not living(tmp_path))
 
 
 def test_a_rank_whose_launcher_is_gone_from_the_start_ends(tmp_path):
     enter = f"{sys.executable} -m polarlm.launch.enter --logs {tmp_path}/logs -- sleep 300"
     subprocess.run(["sh", "-c", f"{enter} &"], stdin=subprocess.DEVNULL, cwd=tmp_path, check=True)
     assert eventually(lambda: (tmp_path / "logs").exists())
-    assert eventually(lambda: alive(tmp_path) == [])
+    assert eventually(lambda: not living(tmp_path))
 
 
 def test_what_an_earlier_launch_left_blames_nobody(launch, tmp_path):
