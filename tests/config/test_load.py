@@ -222,8 +222,12 @@ WRONG = {  # what the user gives -> words that the message must hold
         ["train.recompute", "zbvzerobubble", "selective", "use full"],
     ),
     "recomputes nothing": (
-        ["--train.recompute-every", "5"],
+        ["--train.recompute", "full", "--train.recompute-every", "5"],
         ["train.recompute_every", "5", "layers 4", "nearest allowed: 4"],
+    ),
+    "every second block of none": (
+        ["--train.recompute-every", "2"],
+        ["train.recompute_every", "2", "train.recompute is none", "selective or full, or leave it out"],
     ),
     "both lengths": (["--train.steps", "10", "--train.tokens", "5"], ["train.tokens", "train.steps"]),
     "warm-up longer than the run": (["--train.schedule.warmup-steps", "11"], ["warmup_steps", "11", "10"]),

@@ -4,12 +4,14 @@ import os
 import subprocess
 import sys
 
+import pytest
 import torch
 
 from polarlm.config import load_run
 from polarlm.data import Batch
 from polarlm.parallel import Engine
 from polarlm.train import as_tensors, build_optimizer, train_step
+from polarlm.train.layers import LayerStatistics
 from polarlm.train.run import seed_dropout
 from ranks import run_ranks
 
@@ -88,6 +90,30 @@ def test_every_zero_stage():
     for results in run_ranks(2, _eager_and_compiled, [[*flags, str(stage)] for stage in range(4)], timeout=180):
         for eager, compiled in results:
             _assert_same(eager, compiled, graphs=1)
+
+
+def _statistics(world, compiles):
+    """Of each block in three steps, and how many graphs were compiled."""
+    torch._dynamo.utils.counters.clear()
+    config = load_run(None, environment={}, flags=[*FLAGS, "--train.compile", str(compiles)]).config
+    engine = Engine(config, world)
+    optimizer = build_optimizer(engine.model, config.train.optimizer)
+    layers, seen = LayerStatistics(engine, optimizer, every=1, clip=0.1), []
+    for step in range(1, STEPS + 1):
+        with layers.of_step(step):
+            result = train_step(engine, optimizer, _batches(step, 0, 1, False), clip=0.1)
+        seen.append(layers.values(result.grad_norm))
+    return seen, torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+
+def test_statistics_of_layers_are_an_eager_runs_and_compile_nothing_more():
+    (eager, none), (compiled, graphs) = run_ranks(
+        1, lambda world: [_statistics(world, compiles) for compiles in (False, True)], timeout=180
+    )[0]
+    assert (none, graphs) == (0, 1)
+    for expected, seen in zip(eager, compiled, strict=True):
+        assert sum(name.startswith("activation_rms/blocks.") for name in seen) == 9
+        assert seen == {name: pytest.approx(value, rel=1e-4) for name, value in expected.items()}
 
 
 def test_without_a_compiler_no_step_is_tried(tmp_path):

@@ -143,9 +143,14 @@ def _layout_faults(config: RunConfig, ranks: int) -> list[str]:
 
 def _switch_faults(config: RunConfig) -> list[str]:
     """Switches that would change nothing, for the run has not what they are of."""
-    norm, optimizer = config.model.norm, config.train.optimizer
+    norm, train, optimizer = config.model.norm, config.train, config.train.optimizer
     faults = []
-    if norm != "rmsnorm" and not config.train.fused_norms:
+    if train.recompute_every > 1 and train.recompute == "none":
+        faults.append(
+            f"train.recompute_every: {train.recompute_every} is of blocks that recompute, and train.recompute is none; "
+            "use train.recompute selective or full, or leave it out"
+        )
+    if norm != "rmsnorm" and not train.fused_norms:
         faults.append(
             f"train.fused_norms: false is RMSNorm's plain formula, and model.norm is {norm}; leave it out, or use "
             "model.norm rmsnorm"

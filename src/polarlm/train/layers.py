@@ -32,8 +32,10 @@ class LayerStatistics:
         hooks = []
         if self._every and step % self._every == 0:
             hooks.append(self._optimizer.register_step_pre_hook(self._see_gradients))
+            # Compiled with its block, each block's would be another code, until the compiler gives up.
+            see_activations = torch.compiler.disable(self._see_activations)
             for number, block in self._engine.model.blocks.items():
-                hooks.append(block.register_forward_hook(partial(self._see_activations, f"blocks.{number}")))
+                hooks.append(block.register_forward_hook(partial(see_activations, f"blocks.{number}")))
         try:
             yield
         finally:
