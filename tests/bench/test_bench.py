@@ -58,6 +58,18 @@ def test_a_search_that_ends_before_it_begins_is_refused(capfd):
     assert capfd.readouterr().err == "error: --from: 4096 is beyond --up-to 1024; begin with a shorter one\n"
 
 
+def test_a_search_says_where_it_was_ended_and_stays_at_lengths_that_ranks_can_share(monkeypatch, capfd):
+    def fits(name, config, task):
+        return Row(name, 2, config.train.seq_len, "ok" if config.train.seq_len <= 128 else OOM, {})
+
+    monkeypatch.setattr("polarlm.bench.try_run", fits)
+    search = ["bench", "max-sequence", *SHAPE, "--layouts", "ring2", "--from", "64", "--up-to"]
+    assert main([*search, "190"]) == 0
+    assert capfd.readouterr().out.splitlines()[-1] == "ring2: longest 128 tokens, and --up-to 190 ended the search"
+    assert main([*search, "1k"]) == 0
+    assert capfd.readouterr().out.splitlines()[-1] == "ring2: longest 128 tokens"
+
+
 def test_memory_of_this_host():
     total, left = host_memory()
     assert 0 < left < total

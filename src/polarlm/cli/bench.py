@@ -149,11 +149,11 @@ def _find_longest(arguments: argparse.Namespace, layouts: "list[Layout]", task: 
             print(f"{layout.name}: {length:,} {'trains' if row.is_ok else 'does not fit'}", flush=True)
             return row.is_ok
 
-        found = longest(trains, start, most, multiple)
+        last = max(start, most // multiple * multiple)
+        found = longest(trains, start, last, multiple)
         found_any |= found is not None
-        print(
-            f"{layout.name}: {f'longest {found:,} tokens' if found else f'not even {start:,} tokens fit'}", flush=True
-        )
+        told = f"longest {found:,} tokens" if found else f"not even {start:,} tokens fit"
+        print(f"{layout.name}: {told}{f', and --up-to {most:,} ended the search' if found == last else ''}", flush=True)
     return int(not found_any)
 
 
