@@ -42,7 +42,7 @@ def _build(config: RunConfig, stage: Stage, mesh: Mesh) -> Transformer:
         cast_parameters(model, computed_in)
     if config.train.tile:
         tile_feed_forward(model.blocks.values(), config.train.tile)
-        mesh.world.device.return_freed_memory()  # whoever takes tiles would hold less, though it take longer
+        mesh.world.device.return_freed_memory()  # whoever takes tiles would hold less, though that takes longer
     recompute(model.blocks, config.train)
     if config.train.compile:
         compile_blocks(model.blocks.values(), mesh.world.device)
