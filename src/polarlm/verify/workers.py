@@ -75,6 +75,6 @@ def _collect(pipes: list[Connection], processes: list[ForkProcess], timeout: flo
 def _receive(pipe: Connection, process: ForkProcess) -> tuple[bool, Any]:
     try:
         return pickle.loads(pipe.recv_bytes())
-    except EOFError:
+    except (EOFError, OSError):  # before its report, or within
         process.join()
         return False, f"died with exit code {process.exitcode}"
