@@ -139,7 +139,8 @@ def test_the_format_of_a_later_version_is_refused(checkpoints, monkeypatch):
 def test_killed_at_any_moment_nothing_saved_is_lost(alone, tmp_path):
     """B29 and B30: twenty times, where each save deletes the one before."""
     fork = multiprocessing.get_context("fork")
-    last, count = fork.Value("q", 0), fork.Value("q", 0)
+    # Without locks: one that a killed process held would never be given back.
+    last, count = fork.RawValue("q", 0), fork.RawValue("q", 0)
     folder = tmp_path / "checkpoints"
 
     def live(first, in_background):
