@@ -4,11 +4,12 @@ import os
 import socket
 import subprocess
 import sys
-from multiprocessing import get_context
+from functools import partial
 
 import pytest
 
 from polarlm.launch import run_folder, short_host_name, short_name
+from polarlm.verify.workers import run_forked
 
 
 def test_a_taken_name_counts_on(tmp_path):
@@ -22,8 +23,7 @@ def _create(root):
 
 
 def test_runs_that_start_together_get_different_folders(tmp_path):
-    with get_context("fork").Pool(4) as pool:
-        names = [name for names in pool.map(_create, [tmp_path] * 4) for name in names]
+    names = [name for names in run_forked([partial(_create, tmp_path)] * 4, timeout=60) for name in names]
     assert len(set(names)) == len(names) == 80
 
 
