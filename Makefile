@@ -28,7 +28,7 @@ test-cluster: $(READY) ## tests on a real Slurm of four nodes, real MPIs and sev
 KILLS ?= 50
 
 faults: $(READY) ## every fault and 50 kills (or KILLS=200); prints the table of docs/reliability.md
-	@POLARLM_KILLS=$(KILLS) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/faults
+	@POLARLM_KILLS=$(KILLS) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -o faulthandler_timeout=0 tests/faults
 
 check: $(READY) ## style, format and types
 	@$(BIN)/ruff check .
