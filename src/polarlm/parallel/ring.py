@@ -88,9 +88,10 @@ class _Ring(torch.autograd.Function):
         q, k, v, output, total = ctx.saved_tensors
         rank, documents = dist.get_rank(ctx.group), ctx.documents
         # Gradients of keys and values travel with them, and after the whole round are back at their owner.
-        traveller = torch.stack([k, v, torch.zeros_like(k), torch.zeros_like(v)])
+        travelling = torch.stack([k, v, torch.zeros_like(k), torch.zeros_like(v)])
         q_grad = torch.zeros_like(q, dtype=torch.float32)
-        for other, (keys, values, k_grad, v_grad) in _round_the_ring(traveller, ctx.group, comes_home=True):
+        for other in _owners(ctx.group):
+            keys, values, k_grad, v_grad = travelling
             for queries, seen in _blocks(q, rank, other, documents):
                 block = grad[queries], q[queries], keys[seen], values[seen], output[queries], total[queries]
                 if other == rank:
@@ -100,7 +101,10 @@ class _Ring(torch.autograd.Function):
                 q_grad[queries] += grads[0]
                 k_grad[seen] += grads[1]
                 v_grad[seen] += grads[2]
-        return q_grad.to(q.dtype), traveller[2], traveller[3], None, None, None
+                del grads
+            travelling = _await(*_send_on(travelling, ctx.group))
+        _, _, k_grad, v_grad = travelling
+        return q_grad.to(q.dtype), k_grad, v_grad, None, None, None
 
 
 def _blocks(q: Tensor, rank: int, other: int, documents: RingDocuments | None) -> list[_Block]:
@@ -178,22 +182,26 @@ def _backward_own(
     return tuple(map(own.unpack, zip(*grads, strict=True)))
 
 
-def _round_the_ring(tensor: Tensor, group: dist.ProcessGroup, comes_home: bool = False) -> Iterator[tuple[int, Tensor]]:
-    """Yield (rank, tensor) for every rank's tensor in turn, ours first; work on it is overlapped with its sending on
-    unless it comes home changed, for then each must be finished before it travels."""
+def _round_the_ring(held: Tensor, group: dist.ProcessGroup) -> Iterator[tuple[int, Tensor]]:
+    """Yield (rank, tensor) for every rank's tensor in turn, ours first; each is sent on while it is worked on."""
+    *others, last = _owners(group)
+    for owner in others:
+        sending = _send_on(held, group)
+        yield owner, held
+        held = _await(*sending)
+    yield last, held
+
+
+def _owners(group: dist.ProcessGroup) -> list[int]:
+    """Whose tensor a rank has before each turn of the ring."""
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
-    home, held = tensor, tensor.contiguous()
-    for turn in range(ranks):
-        is_last = turn == ranks - 1
-        sending = None if comes_home or is_last else _send_on(held, group)
-        yield (rank - turn) % ranks, held
-        if comes_home or not is_last:
-            arrived, requests = sending or _send_on(held, group)
-            for request in requests:
-                request.wait()
-            held = arrived
-    if comes_home:
-        home.copy_(held)
+    return [(rank - turn) % ranks for turn in range(ranks)]
+
+
+def _await(arriving: Tensor, requests: list[dist.Work]) -> Tensor:
+    for request in requests:
+        request.wait()
+    return arriving
 
 
 def _send_on(held: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, list[dist.Work]]:
