@@ -60,7 +60,8 @@ def test_no_rank_holds_more_than_the_paper_says(layout):
     ranks, flags, shards = LAYOUTS[layout]
     config = run_config("llama", ranks, [*SHAPE, *flags])
     parameters, stage = count_parameters(config.model), config.parallel.zero_stage
-    states = state_bytes(parameters, stage, shards, parameter=2 if flags[-2:] == BF16[-2:] else 4)
+    parameter = 0 if shards == 1 else 2 if flags[-2:] == BF16[-2:] else 4
+    states = state_bytes(parameters, stage, shards, parameter=parameter)
     block = (parameters - 2 * 61 * 64) // 12
     for between, after_backward, peak in run_ranks(ranks, _measure, flags):
         assert between == pytest.approx(states.optimizer, rel=0.005)

@@ -4,10 +4,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+from torch.distributed.tensor import DTensor
 
 from polarlm.model import IGNORED, CrossEntropy
-from polarlm.parallel import Engine, build
+from polarlm.parallel import Engine, build, replicas
+from polarlm.parallel.replicas import Replicas
 from polarlm.parallel.ring import RingDocuments
 from polarlm.verify import Table, parse_layout
 from polarlm.verify.run import verify
@@ -47,16 +48,19 @@ def test_what_the_ranks_or_the_shape_do_not_allow_is_a_row_that_says_why():
 
 
 def _not_summed_over_data(monkeypatch):
-    monkeypatch.setattr(build, "shard", lambda *_: None)
+    monkeypatch.setattr(Replicas, "_send", lambda *_: None)
 
 
 def _norms_not_summed_over_tensor(monkeypatch):
-    right = FSDPParam._get_grad_inner_tensor
+    right = replicas._settled
 
-    def local(self, grad):
-        return grad._local_tensor if grad.ndim == 1 else right(self, grad)
+    def settled(parameter):
+        if parameter.ndim == 1:
+            local = parameter.grad.to_local()
+            parameter.grad = DTensor.from_local(local, parameter.device_mesh, parameter.placements)
+        return right(parameter)
 
-    monkeypatch.setattr(FSDPParam, "_get_grad_inner_tensor", local)
+    monkeypatch.setattr(replicas, "_settled", settled)
 
 
 def _loss_mask_shifted(monkeypatch):

@@ -14,7 +14,7 @@ from polarlm.parallel.device import Device, local_device
 from polarlm.parallel.engine import Arrays, Engine
 from polarlm.parallel.kernels import PRODUCT_TYPES
 from polarlm.parallel.mesh import Mesh
-from polarlm.parallel.shard import clip_gradients, communicate_after, distribute, shard
+from polarlm.parallel.shard import clip_gradients, distribute, shard
 from polarlm.parallel.traffic import TrafficCounter
 from polarlm.parallel.world import World, end_with, join_world
 
@@ -29,7 +29,6 @@ __all__ = [
     "be_deterministic",
     "build_stages",
     "clip_gradients",
-    "communicate_after",
     "deterministic_variables",
     "distribute",
     "end_with",

@@ -13,7 +13,7 @@ from polarlm.parallel.kernels import PRODUCT_TYPES
 from polarlm.parallel.mesh import Mesh
 from polarlm.parallel.pipeline import cut
 from polarlm.parallel.recompute import recompute
-from polarlm.parallel.shard import distribute, shard
+from polarlm.parallel.shard import distribute, is_shared_out, shard
 from polarlm.parallel.tensor import share_matrices
 from polarlm.parallel.tiles import tile_feed_forward
 
@@ -38,7 +38,7 @@ def _build(config: RunConfig, stage: Stage, mesh: Mesh) -> Transformer:
     if mesh.size("tensor") > 1:
         share_matrices(model, mesh.weights["tensor"])
     computed_in = PRODUCT_TYPES[config.train.parameter_precision]
-    if mesh.weights is None and computed_in != torch.float32:
+    if not is_shared_out(config.parallel) and computed_in != torch.float32:
         cast_parameters(model, computed_in)
     if config.train.tile:
         tile_feed_forward(model.blocks.values(), config.train.tile)
@@ -54,7 +54,8 @@ def _build(config: RunConfig, stage: Stage, mesh: Mesh) -> Transformer:
     parts = [*model.blocks.values()]
     if model.embedding is not None and not (config.model.tied_embeddings and model.head is not None):
         parts.append(model.embedding)  # of a large vocabulary it is larger than a block, and so is the head
-    shard(model, parts, config.parallel, mesh, computed_in)
+    if is_shared_out(config.parallel):
+        shard(model, parts, config.parallel, mesh, computed_in)
     offloads = config.parallel.offload == "parameters"
     model.to_empty(device="cpu" if offloads else mesh.world.device.torch)
     initialise(model, config)

@@ -1,4 +1,4 @@
-"""Parameters of a smaller type on one process; on several, sharding gathers them so.
+"""Parameters of a smaller type where every rank holds them whole; where they are shared out they are gathered so.
 
 The model's own parameters stay fp32: they are what the optimizer changes, and what gradients are added up for. Each
 part computes with copies that are cast when it begins, and a block that is computed again casts again.
@@ -39,9 +39,9 @@ def _places(owners: Iterable[nn.Module]) -> list[list[_Place]]:
 
 
 def _casting(call: Callable, places: list[list[_Place]], dtype: torch.dtype) -> Callable:
-    def casting(*inputs: Any) -> Any:
+    def casting(*inputs: Any, **named: Any) -> Any:
         with _cast(places, dtype):
-            return call(*inputs)
+            return call(*inputs, **named)
 
     return casting
 

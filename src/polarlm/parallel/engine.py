@@ -14,7 +14,8 @@ from polarlm.parallel.context import take_share
 from polarlm.parallel.kernels import attention_kernel, choose_kernel
 from polarlm.parallel.mesh import Mesh
 from polarlm.parallel.pipeline import Arrays, Pipeline, join
-from polarlm.parallel.shard import clip_gradients, communicate_after
+from polarlm.parallel.replicas import Replicas
+from polarlm.parallel.shard import Shards, clip_gradients, is_shared_out
 from polarlm.parallel.world import World
 
 
@@ -37,7 +38,11 @@ class Engine:
         self._pipeline = Pipeline(config, self.mesh, stages) if self.mesh.size("pipeline") > 1 else None
         self.data_rank, self.data_ranks = self.mesh.rank("data"), self.mesh.size("data")
         self.dropout_rank = world.rank
-        self._zero_stage = config.parallel.zero_stage
+        self._gradients = (
+            Shards(self.model, config.parallel.zero_stage)
+            if is_shared_out(config.parallel)
+            else Replicas(self.model, self.mesh)
+        )
         self._attention = config.train.attention
 
     def sum(self, *values: float) -> list[float]:
@@ -67,13 +72,16 @@ class Engine:
                 loss_sum = self._one_after_another(microbatches, divisor)
             else:
                 loss_sum = self._pipeline.forward_backward([self._on_device(batch) for batch in microbatches], divisor)
+        self._gradients.finish()
+        if self._pipeline is not None:
+            self._pipeline.sum_tied_gradients()
         (total,) = self.sum(loss_sum.item())
         return total
 
     def _one_after_another(self, microbatches: Sequence[Arrays], divisor: float) -> Tensor:
         loss_sum = torch.zeros((), device=self.world.device.torch)
         for number, batch in enumerate(microbatches, start=1):
-            communicate_after(self.model, number == len(microbatches), self._zero_stage)
+            self._gradients.before_microbatch(is_last=number == len(microbatches))
             loss = self.loss(batch)
             (loss / divisor).backward()
             loss_sum += loss.detach()

@@ -85,7 +85,10 @@ class Pipeline:
         return self._last in self._stages
 
     def forward_backward(self, microbatches: Sequence[Arrays], divisor: float) -> Tensor:
-        """Add up the gradients of a step's microbatches, each loss divided by `divisor`; give this rank's loss sum."""
+        """Add up the gradients of a step's microbatches, each loss divided by `divisor`; give this rank's loss sum.
+
+        What `sum_tied_gradients` sums is not yet.
+        """
         self._finish_sending()
         self._divisor = divisor
         self._loss_sum = torch.zeros_like(self._loss_sum)
@@ -99,7 +102,6 @@ class Pipeline:
             document_ids=document_ids,
             targets=targets,
         )
-        self._sum_tied_gradients()
         return self._loss_sum
 
     @torch.no_grad()
@@ -161,7 +163,7 @@ class Pipeline:
         self._loss_sum += loss.detach()
         return loss / self._divisor
 
-    def _sum_tied_gradients(self) -> None:
+    def sum_tied_gradients(self) -> None:
         """Give the embedding and the tied head of the last stage, which begin equal, the sum of their gradients."""
         ends = [self._stages[number] for number in (0, self._last) if number in self._stages]
         if not ends or not ends[0].config.tied_embeddings:

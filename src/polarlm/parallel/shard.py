@@ -1,8 +1,8 @@
-"""Data parallelism and ZeRO (arXiv 1910.02054) by one engine, FSDP2's `fully_shard`.
+"""ZeRO (arXiv 1910.02054) by FSDP2's `fully_shard`; what shares out nothing, as stage 0 does, is in `replicas`.
 
 | stage | mesh (replicate, shard) | between its uses a rank holds | travels |
 |---|---|---|---|
-| 0 | (n, 1) | everything | gradients, summed over the replicas once a step |
+| 0 | (n, 1) | everything | gradients, once a step; see `replicas` |
 | 1 | (r, s) | its shard of the optimizer's state | gradients once a step, parameters once a step |
 | 2 | (r, s) | and of the gradients | gradients once a microbatch, parameters once a step |
 | 3 | (r, s) | and of the parameters | gradients once, parameters twice a microbatch |
@@ -33,7 +33,7 @@ def shard(
     mesh: Mesh,
     gathered_in: torch.dtype = torch.float32,
 ) -> None:
-    """Share the model out over the mesh's (replicate, shard) axes, in place; on one process this is the identity.
+    """Share the model out over the mesh's (replicate, shard) axes, in place.
 
     Args:
         parts: those that communicate on their own, so that their traffic overlaps with the others' work, and no buffer
@@ -41,8 +41,6 @@ def shard(
         gathered_in: type of the parameters between ranks and in forward and backward; those of the optimizer and every
             sum of gradients are fp32.
     """
-    if mesh.weights is None:
-        return
     # Pinned memory needs an accelerator's driver.
     pinned = mesh.world.device.torch.type != "cpu"
     offload = CPUOffloadPolicy(pin_memory=pinned) if parallel.offload == "parameters" else OffloadPolicy()
@@ -64,6 +62,11 @@ def shard(
             part.set_gradient_divide_factor(1.0)
 
 
+def is_shared_out(parallel: ParallelConfig) -> bool:
+    """Whether ranks share out what each would otherwise hold alike, or keep it elsewhere between its uses."""
+    return parallel.shards > 1 or parallel.offload == "parameters"
+
+
 def lets_go_between_passes(parallel: ParallelConfig) -> bool:
     """Whether gathered parameters are let go after each forward pass, and gathered again for its backward pass.
 
@@ -74,16 +77,25 @@ def lets_go_between_passes(parallel: ParallelConfig) -> bool:
     return parallel.zero_stage == 3 and not splits_backward
 
 
-def communicate_after(model: nn.Module, is_last_microbatch: bool, zero_stage: int) -> None:
-    """Say before a microbatch what its backward pass does: reduce the gradients, and let go of gathered parameters.
+class Shards:
+    """Says before each microbatch of a sharded model's what its backward pass does: reduce the gradients, and let go of
+    gathered parameters.
 
-    Stages 0 and 1 add up a step's gradients first and reduce them once, and so do replicas in every stage; up to stage
-    2 parameters stay gathered through the microbatches of a step.
+    Stage 1 adds up a step's gradients first and reduces them once, and so do replicas in every stage; up to stage 2
+    parameters stay gathered through the microbatches of a step.
     """
-    if isinstance(model, FSDPModule):
-        model.set_requires_gradient_sync(is_last_microbatch or zero_stage >= 2)
-        model.set_requires_all_reduce(is_last_microbatch)
-        model.set_reshard_after_backward(is_last_microbatch or zero_stage == 3)
+
+    def __init__(self, model: FSDPModule, zero_stage: int) -> None:
+        self._model, self._zero_stage = model, zero_stage
+
+    def before_microbatch(self, is_last: bool) -> None:
+        """To be called before its forward pass."""
+        self._model.set_requires_gradient_sync(is_last or self._zero_stage >= 2)
+        self._model.set_requires_all_reduce(is_last)
+        self._model.set_reshard_after_backward(is_last or self._zero_stage == 3)
+
+    def finish(self) -> None:
+        """Nothing is left to do: the last backward pass waits for its own reductions."""
 
 
 def clip_gradients(model: Transformer, largest_norm: float, mesh: Mesh, loss_scale: float = 1.0) -> float:

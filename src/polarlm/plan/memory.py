@@ -28,8 +28,8 @@ def state_bytes(
 ) -> StateBytes:
     """The states of `parameters` parameters, of which `shards` ranks share out what the stage says.
 
-    In stage 3 parameters are gathered a block at a time; that is in `buffer_bytes`. One process alone computes with the
-    very weights that it steps, so for it `parameter` is 0.
+    In stage 3 parameters are gathered a block at a time; that is in `buffer_bytes`. One process computes with the very
+    weights that it steps, and so do ranks that share out nothing: for these `parameter` is 0.
 
     Args:
         parameters: on this rank's tensor and pipeline part.

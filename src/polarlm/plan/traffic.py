@@ -102,16 +102,18 @@ def _bookkeeping(counter: _Counter, config: RunConfig) -> None:
 
 
 def _units(config: RunConfig) -> list[list[Parameter]]:
-    """The parameters that communicate together: those of a block; the embedding's; and the others', with it if tied."""
+    """The parameters that communicate together: those of a block. Of the others each goes alone where nothing is shared
+    out, and else the embedding's together and the rest, with the embedding's if they are tied."""
     model, parallel = config.model, config.parallel
     first = embedding_parameters(model)
     last = head_parameters(model)
-    outer = [first, last]
-    if model.tied_embeddings and not _has_copy(config):
+    is_tied = model.tied_embeddings and not _has_copy(config)
+    if is_tied:
         del last["head.weight"]
-        outer = [first | last]
-    blocks = [block_parameters(model, parallel.tensor)] * model.layers
-    return [list(unit.values()) for unit in (*blocks, *outer)]
+    outer = [[each] for each in (first | last).values()]
+    if parallel.shards > 1:
+        outer = [[*(first | last).values()]] if is_tied else [[*first.values()], [*last.values()]]
+    return [*([*block_parameters(model, parallel.tensor).values()] for _ in range(model.layers)), *outer]
 
 
 def _has_copy(config: RunConfig) -> bool:
@@ -121,7 +123,9 @@ def _has_copy(config: RunConfig) -> bool:
 
 def _reductions(config: RunConfig) -> int:
     """How many times a step gradients are reduced."""
-    return _microbatches(config) if config.parallel.zero_stage >= 2 and not _splits_backward(config) else 1
+    parallel = config.parallel
+    each = parallel.zero_stage >= 2 and parallel.shards > 1 and not _splits_backward(config)
+    return _microbatches(config) if each else 1
 
 
 def _splits_backward(config: RunConfig) -> bool:
@@ -155,8 +159,10 @@ def _tensor(counter: _Counter, config: RunConfig) -> None:
         counter.gather_or_scatter("tensor", kind, ranks, exchanges, tokens * model.hidden * _value(config))
     counter.all_reduce("tensor", ranks, microbatches, tokens * _FP32)
     counter.all_reduce("tensor", ranks, microbatches, 3 * tokens * _FP32)
-    # Before they are summed over the other axes, in which they are fp32; but so is what microbatches were added up in.
-    each = _FP32 if _reductions(config) < microbatches else _value(config)
+    # Before they are summed over the other axes, in which they are fp32; so are those that lie in the parameters' own
+    # type, and what microbatches were added up in.
+    is_fp32 = config.parallel.shards == 1 or _reductions(config) < microbatches
+    each = _FP32 if is_fp32 else _value(config)
     for parameter in (parameter for unit in _units(config) for parameter in unit if parameter.summed):
         counter.all_reduce("tensor", ranks, _reductions(config), parameter.size * each)
 
