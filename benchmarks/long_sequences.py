@@ -7,8 +7,8 @@ a step, fp32, fused AdamW. Ours recomputes blocks and takes norm and feed-forwar
 
 `memory`: a process for each length takes two steps of 64 tokens, which give the optimizer its state, and then one of
 that length. Its peak is what the process then holds in all, and above what it held once everything was imported.
-`shares`: the same step of 16,384 tokens on one process and on four that share the sequence; a rank's activations are
-its peak less what stayed resident after the short steps.
+`shares`: the same step of 16,384 tokens on one process and on four that share the sequence. A rank's activations are
+its peak less what is resident after a short step before the gradients are let go, as at the end of each step they are.
 `loss`: a step of 2,048 tokens with the loss taken in chunks and with all logits at once, in turn in one process.
 """
 
@@ -39,6 +39,15 @@ WAYS: dict[str, tuple[int, list[str] | None]] = {
     "ulysses on 4 ranks": (4, [*LEAN, "--parallel.context", "4", "--parallel.context-method", "ulysses"]),
 }
 MIB = 2**20
+# Bytes: the embedding's, the head's, the blocks' four and three matrices', and the norms'.
+GRADIENTS = 4 * HIDDEN * (2 * VOCABULARY + LAYERS * (4 * HIDDEN + 3 * FFN + 2) + 1)
+
+# What a step's peak is taken above, for a rank's activations.
+SHARES = {
+    "above_after_short_step_with_gradients": "above what a short step leaves, gradients included",
+    "above_short_step": "above a short step's peak",
+    "above_after_short_step": "above what a short step leaves, gradients let go",
+}
 
 Step = Callable[[int], float]  # takes one of that many tokens, and gives its loss
 
@@ -126,6 +135,7 @@ def take_step(way: str, length: int, rank: int, port: int) -> None:
         resident = memory("VmRSS")
         loss, seconds, peak = watched(step, length)
     above = {"import": imported, "short_step": short_peak, "after_short_step": resident}
+    above["after_short_step_with_gradients"] = resident + GRADIENTS
     result = {"seconds": seconds, "loss": loss, "resident": peak}
     result |= {f"above_{name}": peak - value for name, value in above.items()}
     print(json.dumps(result), flush=True)
@@ -185,8 +195,8 @@ def measure_memory(longest: int) -> dict[str, Any]:
 def measure_shares() -> dict[str, Any]:
     """The activations of a rank, by how the sequence is shared."""
     rows = [{"way": way, "length": SHARED, **run_way(way, SHARED)} for way in list(WAYS)[3:]]
-    alone = rows[0]["above_short_step"]
-    return {"rows": rows, "ratios": {row["way"]: row["above_short_step"] / alone for row in rows}}
+    ratios = {count: {row["way"]: row[count] / rows[0][count] for row in rows} for count in SHARES}
+    return {"rows": rows, "ratios": ratios}
 
 
 def measure_loss(rounds: int) -> dict[str, Any]:
@@ -251,11 +261,13 @@ def describe(result: dict[str, Any]) -> str:
         tables.append(as_table(["one process", "tokens", "peak MiB", "above the import", "a step"], rows))
         tables.append(_ratios(result["memory"]["ratios"]))
     if "shares" in result:
+        ratios = result["shares"]["ratios"]
         rows = [
-            [row["way"], f"{row['above_short_step'] / MIB:,.0f}", f"{result['shares']['ratios'][row['way']]:.2f}"]
+            [row["way"], *(f"{row[count] / MIB:,.0f} ({ratios[count][row['way']]:.2f})" for count in SHARES)]
             for row in result["shares"]["rows"]
         ]
-        tables.append(as_table([f"a step of {SHARED:,} tokens", "a rank's activations, MiB", "÷ one process's"], rows))
+        heads = [f"a step of {SHARED:,} tokens: MiB of its peak (÷ one process's)", *SHARES.values()]
+        tables.append(as_table(heads, rows))
     if "loss" in result:
         loss = result["loss"]
         rows = [[name, f"{statistics.median(taken):.2f} s"] for name, taken in loss["seconds"].items()]
